@@ -56,6 +56,7 @@ HEAT: dict[str, tuple[Options, tuple[str, ...]]] = {
     "energy model without a prior": (NO_PRIOR, ()),
     "heat-gmm, sgld": ({"priors": ["gmm"], "trainer": "sgld"}, ()),
 }
+RECOMMENDED = "recommended"
 PARTS = ("plain", "heat", "recommend", "energy", "ebm", "sgld")
 OF_PART = {"energy": "heat-energy", "ebm": "energy model without a prior", "sgld": "heat-gmm, sgld"}
 
@@ -156,12 +157,14 @@ class Cells:
             print(self.key, one, seed, f"{np.mean([v['auroc'] for v in figures.values()]):.2f}", *part.notes, flush=True)  # noqa: T201
 
     def recommend(self, inputs: Inputs, seed: int) -> None:
-        if str(seed) not in self.read("recommend"):
+        """What is recommended, and how it does; again for a seed of which an earlier version noted only what."""
+        if str(seed) not in self.read(RECOMMENDED):
             since = time.process_time()
             advice = ood.recommend(inputs.table(), seed, level=1)
             found = {"name": advice.name, "options": advice.options, "auroc": advice.auroc}
             self.add("recommend", seed, {**found, "seconds": round(time.process_time() - since, 2)})
             print(self.key, "recommend", seed, advice.reason, flush=True)  # noqa: T201
+            self.measure(inputs, RECOMMENDED, advice.name, advice.options, seed)
 
 
 def _given(scorer: ood.Scorer, rows: dict[str, np.ndarray]) -> np.ndarray | dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from measure import table, write_section
-from ood_cells import EVIDENCE, HEAT, OF_PART, PLAIN, PRIORS, Cells
+from ood_cells import EVIDENCE, HEAT, OF_PART, PLAIN, PRIORS, RECOMMENDED, Cells
 from ood_inputs import SETTINGS
 
 HEADING = "What scorers do on real sets"
@@ -138,12 +138,15 @@ def _pair(pair: tuple[str, str]) -> str:
 
 
 def recommended(key: str) -> dict[str, str]:
-    """By seed, the row of the table that was recommended."""
-    rows = {}
-    for seed, one in Cells(EVIDENCE, key).read("recommend").items():
-        shown = one["name"] + "".join(f", {option}={value}" for option, value in one["options"].items())
-        rows[seed] = "heat-gmm" if shown == "heat" else shown
-    return rows
+    """By seed, what was recommended, as a row of the table has it."""
+    return {seed: _shown(one["name"], one["options"]) for seed, one in Cells(EVIDENCE, key).read("recommend").items()}
+
+
+def _shown(name: str, options: dict[str, object]) -> str:
+    if name == "composition":
+        return "mean of " + ", ".join(_shown(member.pop("name"), member) for member in map(dict, options["scorers"]))
+    shown = name + "".join(f", {option}={value}" for option, value in options.items())
+    return "heat-gmm" if shown == "heat" else shown
 
 
 def short_of_best(key: str, name: str) -> float:
@@ -151,10 +154,11 @@ def short_of_best(key: str, name: str) -> float:
     cells, chosen = Cells(EVIDENCE, key), recommended(key)
     means = {row: np.mean(of(cells.read(row), name, "auroc")) for row in ROWS if cells.read(row)}
     best = cells.read(max(means, key=lambda row: means[row]))
+    measured = {seed: cells.read(row).get(seed) for seed, row in chosen.items()} | cells.read(RECOMMENDED)
     both = [
-        (best[seed]["sets"][name]["auroc"], cells.read(row)[seed]["sets"][name]["auroc"])
-        for seed, row in chosen.items()
-        if seed in best and seed in cells.read(row)
+        (best[seed]["sets"][name]["auroc"], one["sets"][name]["auroc"])
+        for seed, one in measured.items()
+        if seed in best and one is not None
     ]
     return float(np.mean([a - b for a, b in both])) if both else 0.0
 

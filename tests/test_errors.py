@@ -1,11 +1,9 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import sightline
-from refusals import REMEDY
-from sightline.errors import SHOWN_FAULTS, SHOWN_NAMES, InputError, choose, names, nearest, raise_faults
+from refusals import REMEDY, assert_refused
+from sightline.errors import SHOWN_FAULTS, SHOWN_NAMES, choose, names, nearest, raise_faults
 
 
 def test_nearest_suggests_a_close_name_or_lists_what_there_is():
@@ -18,21 +16,16 @@ def test_nearest_suggests_a_close_name_or_lists_what_there_is():
 
 def test_choose_returns_the_value_or_names_the_kind_of_thing():
     assert choose({"a": 0, "b": 2}, "a", "letter") == 0
-    with pytest.raises(ValueError, match=r"optimizer 'adma'.*'adam'"):
-        choose({"adam": 1, "sgd": 2}, "adma", "optimizer")
+    assert_refused(r"optimizer 'adma'.*'adam'", choose, {"adam": 1, "sgd": 2}, "adma", "optimizer")
 
 
-@pytest.mark.parametrize("n_faults", [0, 1, 2, SHOWN_FAULTS, SHOWN_FAULTS + 980])
-def test_faults_are_listed_up_to_a_number_and_all_counted(n_faults):
-    faults = [f"line {number}: bad" for number in range(n_faults)]
-    if not faults:
-        raise_faults("file.csv", faults)
-        return
-    with pytest.raises(InputError) as caught:
-        raise_faults("file.csv", faults)
-    first, *shown = str(caught.value).split("\n  ")
-    assert first == f"file.csv: {n_faults} fault{'s' if n_faults > 1 else ''}"
-    assert shown == faults[:SHOWN_FAULTS] + (["... and 980 more"] if n_faults > SHOWN_FAULTS else [])
+def test_faults_are_listed_up_to_a_number_and_all_counted():
+    raise_faults("file.csv", [])
+    for n_faults in (1, 2, SHOWN_FAULTS, SHOWN_FAULTS + 980):
+        faults = [f"line {number}: bad" for number in range(n_faults)]
+        first, *shown = assert_refused("bad", raise_faults, "file.csv", faults).split("\n  ")
+        assert first == f"file.csv: {n_faults} fault{'s' if n_faults > 1 else ''}"
+        assert shown == faults[:SHOWN_FAULTS] + (["... and 980 more"] if n_faults > SHOWN_FAULTS else [])
 
 
 WRITTEN_BY = {"serve/service.py": "ood/drift.py"}  # its warning is a sentence that another file makes
@@ -43,24 +36,22 @@ def emits_a_warning(node):
     if not isinstance(node, ast.Call):
         return False
     is_fault = any(one.arg == "is_fault" and getattr(one.value, "value", None) is True for one in node.keywords)
-    return ast.unparse(node.func) in ("warnings.warn", "LOG.warning") or (
-        ast.unparse(node.func) == "Finding" and not is_fault
-    )
+    name = ast.unparse(node.func)
+    return name in ("warnings.warn", "LOG.warning") or (name == "Finding" and not is_fault)
 
 
 def test_each_warning_names_a_remedy():
     package, silent, n_warnings = Path(sightline.__file__).parent, [], 0
     for file in sorted(package.rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-            warns = sum(map(emits_a_warning, ast.walk(function)))
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for function in (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            if not (warns := sum(map(emits_a_warning, ast.walk(function)))):
+                continue
             n_warnings += warns
             other = WRITTEN_BY.get(file.relative_to(package).as_posix())
             text = ast.parse((package / other).read_text(encoding="utf-8")) if other else function
-            words = [
-                node.value for node in ast.walk(text) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            ]
-            if warns and not any(map(REMEDY.search, words)):
+            constants = [node.value for node in ast.walk(text) if isinstance(node, ast.Constant)]
+            if not any(REMEDY.search(words) for words in constants if isinstance(words, str)):
                 silent.append(f"{file.name}: {function.name}")
     assert silent == []
     assert n_warnings >= 15

@@ -14,18 +14,9 @@ from sightline.data.readers.glyphs import draw_glyph
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TYPEFACES = ("dejavu-sans", "dejavu-sans-bold", "dejavu-serif", "dejavu-serif-bold", "dejavu-mono", "stix")
-SMALL = [
-    "model.backbone=tiny",
-    "model.weights=none",
-    "model.embedding_dim=16",
-    "model.adaptation=upper:2",
-    "data.image_size=32",
-    "data.n_workers=0",
-    "sampler.batch_size=16",
-    "schedule.epochs=2",
-    "schedule.name=constant",
-    "optimizer.lr=0.01",
-]
+SMALL = ["model.backbone=tiny", "model.weights=none", "model.embedding_dim=16", "model.adaptation=upper:2"]
+SMALL += ["data.image_size=32", "data.n_workers=0", "sampler.batch_size=16", "schedule.epochs=2"]
+SMALL += ["schedule.name=constant", "optimizer.lr=0.01"]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,13 @@ def test_a_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(tmp_pat
         assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def circle_of_causes():
+    first, second = InputError("first"), ValueError("second")
+    first.__cause__, second.__context__ = second, first
+    return first
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), KeyboardInterrupt(), SystemExit(), circle_of_causes()])
 def test_an_error_leaves_the_old_content_and_no_scratch(tmp_path, error):
     file = tmp_path / "a.txt"
     file.write_text("old")
@@ -38,7 +44,7 @@ def test_an_error_leaves_the_old_content_and_no_scratch(tmp_path, error):
             scratch.write_text("hal")
             raise error
 
-    with pytest.raises(error):
+    with pytest.raises(type(error)):
         write_half()
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
@@ -50,12 +56,8 @@ NO_ROOM = "No space left on device"
 @pytest.mark.parametrize("writing", [replaced, replaced_folder, lambda target: replaced_folder(target, "mark", "one")])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, NO_ROOM), shutil.Error([("a", "b", f"[Errno 28] {NO_ROOM}")])])
 def test_a_full_disk_is_reported_with_the_name_of_what_is_written(tmp_path, writing, error):
-    def write():
-        with writing(tmp_path / "made"):
-            raise error
-
-    with pytest.raises(OSError, match=NO_ROOM) as raised:
-        write()
+    with pytest.raises(OSError, match=NO_ROOM) as raised, writing(tmp_path / "made"):
+        raise error
     assert raised.value.filename == str(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
@@ -179,13 +181,6 @@ def test_files_of_an_artefact_are_regular_and_inside_it(tmp_path, kind):
     assert_refused(re.escape(str(file.parent if kind == "folder link" else file)), copy_folder, root, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert read_json(root / "own.json", root) == {}
-
-
-def test_an_error_that_is_among_its_own_causes_ends_the_block(tmp_path):
-    first, second = InputError("first"), ValueError("second")
-    first.__cause__, second.__context__ = second, first
-    with pytest.raises(InputError, match="first"), replaced(tmp_path / "a.txt"):
-        raise first
 
 
 @pytest.mark.parametrize("part", ["", "new", "old"])

@@ -10,11 +10,9 @@ import sightline
 
 BANDS = {
     "foundations": ("errors", "files", "registry", "progress", "torchvision_operators", "kernels"),
-    "domain": (
-        "ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery",
-    ),
+    "domain": ("ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery"),
     "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__"),
-}  # fmt: skip
+}
 BAND_OF = {part: height for height, parts in enumerate(BANDS.values()) for part in parts}
 ROOT = "sightline"
 
@@ -31,7 +29,7 @@ def layer_faults(sources: dict[str, str]) -> list[str]:
     parts = {_part(module): set() for module in placed if module != ROOT}
     for module, text in placed.items():
         for name in _imported(module, text, sources):
-            target = _module_of(name, sources)
+            target = name if name in sources else name.rpartition(".")[0]  # the module that the name is, or is in
             if target == ROOT and name != f"{ROOT}.__version__":
                 faults.append(f"{module} takes {name} from the package itself, which can load any part")
             elif target not in placed:
@@ -57,11 +55,6 @@ def _part(module):
 def _height(module):
     """The root stands below all: it may import no part."""
     return BAND_OF[_part(module)] if module != ROOT else -1
-
-
-def _module_of(name, sources):
-    """The module that an imported name is, or is in."""
-    return name if name in sources else name.rpartition(".")[0]
 
 
 def _imported(module, text, sources):

@@ -3,19 +3,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import pytest
 from torch import nn
 
+from changed_packages import write_package
 from refusals import assert_refused
-from sightline.errors import InputError
 from sightline.registry import Registry, check_options
 
 
 class Margin(nn.Module):
-    """A loss with a margin.
-
-    More of it.
-    """
+    """A loss with a margin."""
 
     def __init__(self, margin: float = 0.1, ks: Sequence[int] = (1,), mode: Literal["a", "b"] = "a", n_classes: int = 0):
         super().__init__()
@@ -37,20 +33,12 @@ def test_known_values_are_handed_on_where_they_are_taken_and_not_given():
     assert THINGS.create("margin", {"n_classes": 2}, n_classes=7).n_classes == 2
 
 
-def test_options_that_do_not_fit_are_named():
-    for name, value in (
-        ("margni", 1.0),
-        ("margin", "much"),
-        ("margin", True),
-        ("mode", "c"),
-        ("ks", 3),
-        ("n_classes", 1.5),
-    ):
+def test_options_that_do_not_fit_or_are_missing_are_named():
+    wrong = {"margni": 1.0, "margin": "much", "mode": "c", "ks": 3, "n_classes": 1.5}
+    for name, value in [*wrong.items(), ("margin", True)]:
         facts = ["loss 'margin'", name, "margin" if name == "margni" else str(value)]
         assert_refused(facts, THINGS.create, "margin", {name: value})
 
-
-def test_options_that_are_missing_are_named():
     def maker(n_classes: int, dim: int, tau: float = 1.0) -> None: ...
 
     assert_refused("n_classes and dim", check_options, maker, {"tau": 2}, "proxy")
@@ -58,14 +46,10 @@ def test_options_that_are_missing_are_named():
 
 
 def test_an_import_path_is_followed_only_where_it_is_trusted(tmp_path, monkeypatch):
-    (tmp_path / "someones_losses.py").write_text(
-        "from pathlib import Path\nfrom torch import nn\nPath(__file__).with_name('ran').touch()\n"
-        "class Own(nn.Module):\n    pass\nnumber = 3\n"
-    )
+    code = "from pathlib import Path\nfrom torch import nn\nPath(__file__).with_name('ran').touch()\n"
+    (tmp_path / "someones_losses.py").write_text(f"{code}class Own(nn.Module):\n    pass\nnumber = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match="someones_losses") as refused:
-        THINGS.create("someones_losses:Own", {})
-    assert "--trust" in str(refused.value)
+    assert_refused(["someones_losses", "--trust"], THINGS.create, "someones_losses:Own", {})
     assert not (tmp_path / "ran").exists()
     assert type(THINGS.create("someones_losses:Own", {}, trust=True)).__name__ == "Own"
     assert_refused("a module's class", THINGS.find, "someones_losses:number", trust=True)
@@ -74,13 +58,9 @@ def test_an_import_path_is_followed_only_where_it_is_trusted(tmp_path, monkeypat
 
 
 def test_other_packages_add_names_by_entry_points(tmp_path, monkeypatch):
-    (tmp_path / "others.py").write_text("from torch import nn\nclass Theirs(nn.Module):\n    '''Theirs.'''\n")
-    folder = tmp_path / "others-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(
-        "[sightline.test_things]\ntheirs = others:Theirs\nmargin = others:Theirs\nbroken = others:Nothing\n"
-    )
+    code = "from torch import nn\nclass Theirs(nn.Module):\n    '''Theirs.'''\n"
+    lines = "theirs = others:Theirs\nmargin = others:Theirs\nbroken = others:Nothing"
+    write_package(tmp_path, "others", code, test_things=lines)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     registry = Registry("loss", {"margin": Margin}, "sightline.test_things", is_module_class)

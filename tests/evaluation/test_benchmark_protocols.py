@@ -1,14 +1,15 @@
 """The protocols of particular benchmarks: several labels an item, DyML, revisited Oxford and Paris, Google Landmarks."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
 
 from refusals import assert_refused
+from sightline import RetrievalSet, evaluate, evaluate_dyml, evaluate_each_label, evaluate_gldv2, evaluate_revisited
 from sightline.evaluation import benchmark_protocols, statistics
-from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml, evaluate_gldv2, evaluate_revisited
-from sightline.evaluation.protocol import evaluate, evaluate_each_label
 
 
 def draw(seed, n_items=60):
@@ -98,25 +99,22 @@ QUERY, ITEMS = angles("ENN")
 VECTORS, SETS, _ = draw(0, n_items=9)
 
 
-@pytest.mark.parametrize(
-    ("call", "facts"),
-    [
-        (lambda: evaluate_each_label(VECTORS, SETS.astype(int)), ["label_sets", "int64"]),
-        (lambda: evaluate_each_label(VECTORS, SETS, VECTORS), ["gallery_sets"]),
-        (lambda: evaluate_each_label(VECTORS, SETS, VECTORS[:, :4], SETS), ["dimensions", "5", "4"]),
-        (lambda: evaluate_each_label(VECTORS, np.eye(9, dtype=bool)), ["9 queries"]),
-        (lambda: evaluate_dyml({}), ["sets"]),
-        (lambda: evaluate_revisited(QUERY, ITEMS, [[]], [[]], [[1]]), ["1 queries", "easy and hard"]),
-        (lambda: evaluate_revisited(QUERY, ITEMS, [[0, 1]], [[]], [[1]]), ["query 0", "[1]"]),
-        (lambda: evaluate_revisited(QUERY, ITEMS, [[0.5]], [[]], [[]]), ["easy", "query 0", "[0.5]"]),
-        (lambda: evaluate_revisited(QUERY, ITEMS, [[0]], [[3]], [[]]), ["hard", "query 0", "[3]"]),
-        (lambda: evaluate_revisited(QUERY, ITEMS, [[0]], [[]], [[], []]), ["junk", "2"]),
-        (lambda: evaluate_revisited(QUERY, ITEMS, [[0]], [[]], [[]], ks=[0]), ["ks", "[0]"]),
-        (lambda: evaluate_gldv2(QUERY, ITEMS, [[0], [1]]), ["relevant", "2"]),
-        (lambda: evaluate_gldv2(QUERY, ITEMS, [[3]]), ["relevant", "query 0", "[3]"]),
-        (lambda: evaluate_gldv2(QUERY, ITEMS, [[]]), ["1 queries"]),
-        (lambda: evaluate_gldv2(QUERY, ITEMS, [[0]], ks=[0]), ["ks", "[0]"]),
-    ],
-)
-def test_what_does_not_fit_is_refused(call, facts):
-    assert_refused(facts, call)
+def test_what_does_not_fit_is_refused():
+    for call, *given, facts in (
+        (evaluate_each_label, VECTORS, SETS.astype(int), ["label_sets", "int64"]),
+        (evaluate_each_label, VECTORS, SETS, VECTORS, ["gallery_sets"]),
+        (evaluate_each_label, VECTORS, SETS, VECTORS[:, :4], SETS, ["dimensions", "5", "4"]),
+        (evaluate_each_label, VECTORS, np.eye(9, dtype=bool), ["9 queries"]),
+        (evaluate_dyml, {}, ["sets"]),
+        (evaluate_revisited, QUERY, ITEMS, [[]], [[]], [[1]], ["1 queries", "easy and hard"]),
+        (evaluate_revisited, QUERY, ITEMS, [[0, 1]], [[]], [[1]], ["query 0", "[1]"]),
+        (evaluate_revisited, QUERY, ITEMS, [[0.5]], [[]], [[]], ["easy", "query 0", "[0.5]"]),
+        (evaluate_revisited, QUERY, ITEMS, [[0]], [[3]], [[]], ["hard", "query 0", "[3]"]),
+        (evaluate_revisited, QUERY, ITEMS, [[0]], [[]], [[], []], ["junk", "2"]),
+        (partial(evaluate_revisited, ks=[0]), QUERY, ITEMS, [[0]], [[]], [[]], ["ks", "[0]"]),
+        (evaluate_gldv2, QUERY, ITEMS, [[0], [1]], ["relevant", "2"]),
+        (evaluate_gldv2, QUERY, ITEMS, [[3]], ["relevant", "query 0", "[3]"]),
+        (evaluate_gldv2, QUERY, ITEMS, [[]], ["1 queries"]),
+        (partial(evaluate_gldv2, ks=[0]), QUERY, ITEMS, [[0]], ["ks", "[0]"]),
+    ):
+        assert_refused(facts, call, *given)

@@ -3,20 +3,17 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from ranking_definitions import binary_metrics, h_ap
+from ranking_definitions import binary_metrics, h_ap, ndcg
 from refusals import assert_refused
-from sightline import EmbeddingTable, Manifest, evaluate, evaluate_table
+from sightline import CodeRelevance, EmbeddingTable, Refinement, Result, evaluate, evaluate_table
 from sightline.evaluation import protocol
-from sightline.evaluation.result import Result
 from sightline.evaluation.tables import Steps
-from sightline.labels.codes import CodeRelevance
-from sightline.ranking.refine import Refinement
+from small_tables import small_table
 
 N = 40
 
@@ -46,13 +43,6 @@ def worth(query, item, alpha):
     return max(round(value * 120), 1) / 120 if value > 0 else 0.0
 
 
-def ndcg(values):
-    def total(ordered):
-        return sum(value / math.log2(1 + place) for place, value in enumerate(ordered, start=1))
-
-    return total(values) / total(sorted(values, reverse=True))
-
-
 def by_definition(scores, codes, item_codes, left_out, alpha=1.0):
     """The metrics of one query."""
     order = [item for item in sorted(range(len(scores)), key=lambda item: -scores[item]) if item not in left_out]
@@ -63,7 +53,7 @@ def by_definition(scores, codes, item_codes, left_out, alpha=1.0):
             {"map": flat["map"], "recall@1": flat["recall@1"]} if depth == 3 else {f"map_label_{3 - depth}": flat["map"]}
         )
     values = [worth(codes, item_codes[item], alpha) for item in order]
-    found |= {"h_ap": h_ap(range(len(order)), values), "ndcg": ndcg(values)}
+    found |= {"h_ap": h_ap(range(len(order)), values), "ndcg": ndcg(range(len(order)), values)}
     each = {code: binary_metrics([code in item_codes[item] for item in order], [])["map"] for code in codes}
     defined = [ap for ap in each.values() if not math.isnan(ap)]
     return found | {"map_each_code": sum(defined) / len(defined) if defined else math.nan}, each
@@ -108,10 +98,7 @@ def test_a_code_that_stops_above_the_finest_depth_stands_for_itself():
 
 @pytest.fixture
 def table():
-    sets, vectors = draw_sets(4, N), draw_vectors(5, N).astype(np.float32)
-    ids = [f"{n}.png" for n in range(N)]
-    rows = {"id": ids, "path": ids, "split": "test", "codes": [";".join(codes) for codes in sets]}
-    return EmbeddingTable(Manifest(Path("set.csv"), Path(), pl.DataFrame(rows), 0), vectors, "one")
+    return small_table(draw_vectors(5, N), codes=[";".join(codes) for codes in draw_sets(4, N)])
 
 
 def test_the_command_measures_tables_and_writes_every_code(table, sightline, check_refused, tmp_path):

@@ -17,11 +17,10 @@ from pytorch_metric_learning.utils.inference import CustomKNN
 
 from ranking_definitions import metrics_of_list, ranked
 from refusals import assert_refused
-from sightline.errors import InputError
+from sightline import InputError, Relevance
 from sightline.evaluation import statistics
 from sightline.evaluation.metrics import metric_names
 from sightline.evaluation.protocol import evaluate, judged_levels
-from sightline.labels.relevance import Relevance
 
 KS = (1, 3, 20)
 NAMES = [
@@ -214,14 +213,10 @@ def test_equal_to_pytorch_metric_learning(split):
     vectors, labels = draw(0, copies=0)
     labels = labels[:, 0]
     sides = (vectors[:15], labels[:15], vectors[15:], labels[15:]) if split else (vectors, labels)
-    names = {
-        "precision_at_1": "recall@1", "mean_average_precision": "map",
-        "mean_average_precision_at_r": "map@r", "r_precision": "r_precision",
-    }  # fmt: skip
-    calculator = AccuracyCalculator(
-        include=tuple(names), device=torch.device("cpu"), knn_func=CustomKNN(CosineSimilarity()), kmeans_func=len
-    )
-    theirs = calculator.get_accuracy(*sides)
+    names = {"precision_at_1": "recall@1", "r_precision": "r_precision"}
+    names |= {"mean_average_precision": "map", "mean_average_precision_at_r": "map@r"}
+    given = {"device": torch.device("cpu"), "knn_func": CustomKNN(CosineSimilarity()), "kmeans_func": len}
+    theirs = AccuracyCalculator(include=tuple(names), **given).get_accuracy(*sides)
     result = evaluate(*sides, metrics=list(names.values()))
     for name, ours in names.items():
         assert_allclose(result[ours], theirs[name], err_msg=name)
@@ -230,16 +225,12 @@ def test_equal_to_pytorch_metric_learning(split):
 def test_what_changes_no_ranking_changes_nothing():
     rng = np.random.default_rng(3)
     vectors, labels = draw(3, copies=0)
-    expected = evaluate(vectors, labels).per_query
-    assert_same(
-        evaluate(vectors @ np.linalg.qr(rng.normal(size=(5, 5))).Q * rng.uniform(0.1, 9, (60, 1)), labels), expected
-    )
+    turned = vectors @ np.linalg.qr(rng.normal(size=(5, 5))).Q * rng.uniform(0.1, 9, (60, 1))
+    assert_same(evaluate(turned, labels), evaluate(vectors, labels).per_query)
     vectors, labels = draw(3)
-    expected = evaluate(vectors, labels).per_query
+    expected, order = evaluate(vectors, labels).per_query, rng.permutation(60)
     assert_same(evaluate(vectors, 10**12 - labels), expected)
-    order = rng.permutation(60)
-    shuffled = {name: values[order] for name, values in expected.items()}
-    assert_same(evaluate(vectors[order], labels[order]), shuffled)
+    assert_same(evaluate(vectors[order], labels[order]), {name: values[order] for name, values in expected.items()})
     gallery = evaluate(vectors[:8], labels[:8], vectors, labels).per_query
     assert_same(evaluate(vectors[:8], labels[:8], vectors[order], labels[order]), gallery)
 
@@ -248,55 +239,45 @@ def test_any_kind_of_table_and_labels_is_taken(tmp_path):
     vectors, labels = draw(4)
     expected = evaluate(vectors, labels).per_query
     np.save(tmp_path / "vectors.npy", vectors)
-    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
     frozen = labels.copy()
     frozen.flags.writeable = False
-    kinds = [
+    for kind in (
         (vectors.tolist(), labels.tolist()),
         (torch.from_numpy(vectors).requires_grad_(), torch.from_numpy(labels)),
-        (mapped, frozen),
+        (np.load(tmp_path / "vectors.npy", mmap_mode="r"), frozen),
         (vectors.astype(">f8"), labels.astype(">i4")),
         (np.asfortranarray(vectors), labels.astype(np.uint8)),
-    ]
-    for kind in kinds:
+    ):
         assert_same(evaluate(*kind), expected)
     sides = evaluate(vectors[:9], labels[:9], vectors, labels).per_query
     assert_same(evaluate(vectors[:9].astype(np.float32).astype(float), labels[:9], vectors.tolist(), labels), sides)
 
 
 @pytest.mark.parametrize(
-    "setting", [{"QUERY_ROWS": 3}, {"TILE_ELEMENTS": 10 * 2560, "SLICE_COLUMNS": 512}, {"KEPT_BYTES": 0}]
+    "setting",
+    [{"QUERY_ROWS": 3}, {"TILE_ELEMENTS": 10 * 2560, "SLICE_COLUMNS": 512}, {"KEPT_BYTES": 0}, {"SORT_ELEMENTS": 300}],
 )
-def test_blocks_equal_the_whole(setting, monkeypatch):
+def test_blocks_and_sorted_rows_equal_the_whole(setting, monkeypatch):
     vectors, labels = draw(0, n_items=1300, copies=0)
     exclude, levels = np.arange(1300) // 3, (labels[:40, :1] == labels[:, 0]).astype(np.int8) - (labels[:, 1] == 12)
-    calls = [
-        lambda: evaluate(vectors[:300], labels[:300], vectors, labels, exclude=exclude[:300], gallery_exclude=exclude),
-        lambda: evaluate(vectors[:40], gallery=vectors, judgements=levels),
-    ]
-    for call in calls:
-        monkeypatch.undo()
-        whole = call().per_query
-        for name, size in setting.items():
-            monkeypatch.setattr(statistics, name, size)
-        assert_same(call(), whole)
+    with_ties, with_labels = draw(5)
+    judged = np.random.default_rng(0).integers(-1, 3, (60, 60))
 
+    def results():
+        yield evaluate(vectors[:300], labels[:300], vectors, labels, exclude=exclude[:300], gallery_exclude=exclude)
+        yield evaluate(vectors[:40], gallery=vectors, judgements=levels)
+        yield evaluate(with_ties, with_labels, exclude=np.arange(60) // 2, metrics=NAMES)
+        yield evaluate(with_ties, with_labels, metrics=["map", "h_ap", "ndcg"], ties="counting")
+        yield evaluate(with_ties, judgements=judged, metrics=NAMES)
 
-def test_sorting_whole_rows_gives_the_same(monkeypatch):  # the way of other devices
-    vectors, labels = draw(5)
-    groups, judged = np.arange(60) // 2, np.random.default_rng(0).integers(-1, 3, (60, 60))
-    calls = [
-        lambda: evaluate(vectors, labels, exclude=groups, metrics=NAMES),
-        lambda: evaluate(vectors, labels, metrics=["map", "h_ap", "ndcg"], ties="counting"),
-        lambda: evaluate(vectors, judgements=judged, metrics=NAMES),
-    ]
-    for call in calls:
-        monkeypatch.undo()
-        expected = call().per_query
+    whole = list(results())
+    for name, size in setting.items():
+        monkeypatch.setattr(statistics, name, size)
+    if "SORT_ELEMENTS" in setting:  # the way of other devices
         sorting = {name: replace(rule, kernel=None) for name, rule in statistics.TIES.table.items()}
         monkeypatch.setattr(statistics, "TIES", replace(statistics.TIES, table=sorting))
-        monkeypatch.setattr(statistics, "SORT_ELEMENTS", 300)
-        assert_same(call(), expected)
+    for found, expected in zip(results(), whole, strict=True):
+        assert_same(found, expected.per_query)
 
 
 def test_no_tensor_is_as_large_as_all_scores(largest_tensor):
@@ -324,12 +305,8 @@ def test_two_processes_equal_one(tmp_path):
     np.savez(tmp_path / "data.npz", vectors=vectors, labels=labels)
     running = [subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(tmp_path)]) for rank in (0, 1)]
     assert [process.wait() for process in running] == [0, 0]
-    expected = evaluate(vectors, labels).per_query
     for rank in (0, 1):
-        found = np.load(tmp_path / f"result{rank}.npz")
-        assert sorted(found) == sorted(expected)
-        for name, values in expected.items():
-            assert_allclose(found[name], values, rtol=1e-9, err_msg=name)
+        assert_same(evaluate(vectors, labels), dict(np.load(tmp_path / f"result{rank}.npz")))
 
 
 @pytest.mark.parametrize("judged", [np.eye(4), np.zeros((4, 4))])  # the second is refused
@@ -387,9 +364,8 @@ NAN = np.where(np.arange(4)[:, None] == 2, np.nan, VECTORS)
 TWO = np.stack([LABELS, LABELS], 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "facts"),
-    [
+def test_what_does_not_fit_is_refused():
+    for arguments, options, facts in (
         ((VECTORS, np.arange(4)), {}, ["4 queries", "labels"]),
         ((VECTORS, LABELS, VECTORS[:0], LABELS[:0]), {"exclude": LABELS, "gallery_exclude": LABELS[:0]}, ["4 queries"]),
         ((VECTORS, LABELS, np.eye(4), LABELS), {}, ["dimensions", "3", "4"]),
@@ -424,7 +400,5 @@ TWO = np.stack([LABELS, LABELS], 1)
         ((VECTORS,), {"judgements": np.full((4, 4), np.nan)}, ["judgements", "0 to 3"]),
         ((VECTORS,), {"judgements": np.full((4, 4), 200)}, ["judgements", "127"]),
         ((VECTORS,), {"judgements": lambda rows: np.zeros((1, 4))}, ["judgements", "(4, 4)", "(1, 4)"]),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments, options, facts):
-    assert_refused(facts, evaluate, *arguments, **options)
+    ):
+        assert_refused(facts, evaluate, *arguments, **options)

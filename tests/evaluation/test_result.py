@@ -30,8 +30,7 @@ def test_a_result_is_a_mapping_from_metrics_to_means_over_defined_queries(full):
     assert isinstance(full, Mapping)
     assert dict(full) == full.means == {"map": pytest.approx(1.55 / 3), "severity@1": pytest.approx(4 / 3)}
     assert (list(full), len(full), "map" in full, full.get("recall@1", 0.5)) == (["map", "severity@1"], 2, True, 0.5)
-    assert type(full["map"]) is float
-    assert (full.n_queries, full.n_skipped) == (4, 1)
+    assert (type(full["map"]), full.n_queries, full.n_skipped) == (float, 4, 1)
     with pytest.raises(KeyError, match=r"'mpa'.*'map'"):
         full["mpa"]
     assert np.isnan(Result({"severity@1": [np.nan]})["severity@1"])
@@ -69,42 +68,31 @@ def test_json_keeps_every_value_and_writes_nan_as_null(full, tmp_path):
     assert Result.read_json(plain).ids is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"no JSON",
-        b"{}",
-        b"[" * 100_000,
-        b"\xff\xfe\x00",
-        b'{"per_query": []}',
-        b'{"per_query": {"map": 1}}',
-        b'{"per_query": {"map": [1, "a"]}}',
-        b'{"per_query": {"map": [1], "map@r": [1, 0]}}',
-        b'{"per_query": {"map": [1]}, "ids": ["a", "b"]}',
-        b'{"per_query": {"map": [1]}, "labels": [[1, 2], 3]}',
-        b'{"per_query": {"map": [1]}, "notes": 7}',
-        b'{"per_query": {"map": [' + b"9" * 400 + b"]}}",
-        None,
-    ],
-)
-def test_a_file_that_is_no_result_is_refused(text, tmp_path):
-    if text is not None:
-        (tmp_path / "other.json").write_bytes(text)
-    assert_refused(["other.json", "sightline evaluate"], Result.read_json, tmp_path / "other.json")
+NO_RESULTS = [
+    *(b"no JSON", b"{}", b"[" * 100_000, b"\xff\xfe\x00", b'{"per_query": []}', b'{"per_query": {"map": 1}}'),
+    *(b'{"per_query": {"map": [1, "a"]}}', b'{"per_query": {"map": [' + b"9" * 400 + b"]}}"),
+    b'{"per_query": {"map": [1], "map@r": [1, 0]}}',
+    b'{"per_query": {"map": [1]}, "ids": ["a", "b"]}',
+    b'{"per_query": {"map": [1]}, "labels": [[1, 2], 3]}',
+    b'{"per_query": {"map": [1]}, "notes": 7}',
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "facts"),
-    [
-        ({"per_query": {}}, ["per_query"]),
-        ({"per_query": [1.0]}, ["per_query", "list"]),
-        ({"per_query": {"map": np.zeros(2), "map@r": np.zeros(3)}}, ["'map': (2,)", "'map@r': (3,)"]),
-        ({"per_query": {"map": [1.0, 0.5]}, "ids": ["a"]}, ["ids", "2", "(1,)"]),
-        ({"per_query": {"map": [1.0, 0.5]}, "labels": np.zeros((2, 1), int)}, ["labels", "2", "(2, 1)"]),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(given, facts):
-    assert_refused(facts, Result, **given)
+def test_what_is_no_result_is_refused(tmp_path):
+    file = tmp_path / "other.json"
+    assert_refused(["other.json", "sightline evaluate"], Result.read_json, file)
+    for content in NO_RESULTS:
+        file.write_bytes(content)
+        assert_refused(["other.json", "sightline evaluate"], Result.read_json, file)
+    two = {"per_query": {"map": [1.0, 0.5]}}
+    for given, *facts in (
+        ({"per_query": {}}, "per_query"),
+        ({"per_query": [1.0]}, "per_query", "list"),
+        ({"per_query": {"map": np.zeros(2), "map@r": np.zeros(3)}}, "'map': (2,)", "'map@r': (3,)"),
+        (two | {"ids": ["a"]}, "ids", "2", "(1,)"),
+        (two | {"labels": np.zeros((2, 1), int)}, "labels", "2", "(2, 1)"),
+    ):
+        assert_refused(facts, Result, **given)
 
 
 def test_csv_of_the_means_and_of_every_query(full, tmp_path):
@@ -167,38 +155,34 @@ class TestCompare:
         assert (found.a, found.b, found.n_queries) == (1.0, 1.5, 2)
         assert compare(a, Result({"severity@1": np.full(4, np.nan)})).differences["severity@1"].n_queries == 0
         compared = compare(Result(pair[0].per_query, labels=np.zeros(300, int)), pair[1], by="classes")
-        assert compared.differences["map"].p == 1
-        assert not compared.is_real("map")
-        assert np.isnan(compared.differences["map"].p_t)
-        assert_refused(r"str.*read_json", compare, pair[0], "b.json")
+        found = compared.differences["map"]
+        assert (found.p, compared.is_real("map"), np.isnan(found.p_t)) == (1, False, True)
 
     def test_the_table_names_both_and_how_queries_are_paired(self):
         base, known = np.linspace(0, 0.5, 101), {"labels": np.arange(101) // 2, "ids": list(map(str, range(101)))}
         a, b = Result({"map": base, "severity@1": base}, **known), Result({"map": base + 0.25, "severity@1": base}, **known)
         compared = compare(a, b, by="classes", titles=("old", "new"))
-        assert repr(compared).splitlines()[:3] == [
+        *table, how = repr(compared).splitlines()[:4]
+        assert table == [
             "metric       old   new  new - old   95 % interval       p  t test",
             "map         25.0  50.0      +25.0  [+25.0, +25.0]  0.0002  0.0000  new is higher",
             "severity@1  0.25  0.25      +0.00  [+0.00, +0.00]  1.0000  1.0000  may be chance",
         ]
-        how = repr(compared).splitlines()[3]
         assert all(fact in how for fact in ("101 queries", "paired by id", "classes", "2 metrics", "Holm"))
         assert "<th>new - old</th>" in compared._repr_html_()
         assert "a is higher" in repr(compare(b, a))
         assert "paired by position" in repr(compare(Result(a.per_query), b))
 
-    @pytest.mark.parametrize(
-        ("a", "b", "facts"),
-        [
-            ({}, {"per_query": {"map": [1.0]}}, ["2 and 1"]),
-            ({"ids": ["a", "b"]}, {"ids": ["a", "c"]}, ["1 of 2 ids", "'b'", "'c'"]),
-            ({"labels": [0, 1]}, {"labels": [1, 0]}, ["2 of 2 classes", "'0'", "'1'"]),
-            ({}, {"per_query": {"map@r": [1.0, 0.5]}}, ["'map'", "'map@r'"]),
-        ],
-    )
-    def test_other_queries_are_refused(self, a, b, facts):
-        values = {"per_query": {"map": [1.0, 0.5]}}
-        assert_refused(facts, compare, Result(**values | a), Result(**values | b))
+    def test_other_queries_are_refused(self, pair):
+        two = {"per_query": {"map": [1.0, 0.5]}}
+        for a, b, *facts in (
+            ({}, {"per_query": {"map": [1.0]}}, "2 and 1"),
+            ({"ids": ["a", "b"]}, {"ids": ["a", "c"]}, "1 of 2 ids", "'b'", "'c'"),
+            ({"labels": [0, 1]}, {"labels": [1, 0]}, "2 of 2 classes", "'0'", "'1'"),
+            ({}, {"per_query": {"map@r": [1.0, 0.5]}}, "'map'", "'map@r'"),
+        ):
+            assert_refused(facts, compare, Result(**two | a), Result(**two | b))
+        assert_refused(r"str.*read_json", compare, pair[0], "b.json")
 
 
 def draw(seed, n=40):  # skewed and bounded, as average precision is
@@ -206,12 +190,9 @@ def draw(seed, n=40):  # skewed and bounded, as average precision is
 
 
 def p_by_enumeration(differences):  # every arrangement of the signs, one at a time
-    reached = abs(sum(differences))
-    sums = [
-        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
-        for signs in product([1, -1], repeat=len(differences))
-    ]
-    return sum(value >= reached - 1e-9 for value in sums) / len(sums)
+    arrangements = product([1, -1], repeat=len(differences))
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in arrangements]
+    return sum(value >= abs(sum(differences)) - 1e-9 for value in sums) / len(sums)
 
 
 def holm_by_definition(p):  # reject the smallest while it is below alpha / those left: the least alpha that rejects each
@@ -241,18 +222,13 @@ class TestBootstrap:
         assert held["queries"] < 0.6 * 200
         assert 0.88 * 200 < held["classes"] < 0.99 * 200
 
-    def test_queries_without_a_value_are_left_out(self):
-        values = draw(0)[:, None]
-        missing = np.full((7, 1), np.nan)
-        assert_array_equal(bootstrap_means(np.concatenate([values, missing])), bootstrap_means(values))
-        groups = np.arange(47) // 5
-        assert_array_equal(bootstrap_means(np.concatenate([values, missing]), groups), bootstrap_means(values, groups[:40]))
-
-    def test_the_seed_decides_and_blocks_do_not(self, monkeypatch):
-        values = draw(0)[:, None]
-        whole = bootstrap_means(values)
+    def test_the_seed_decides_and_neither_blocks_nor_queries_without_a_value(self, monkeypatch):
+        values, groups = draw(0)[:, None], np.arange(47) // 5
+        whole, with_missing = bootstrap_means(values), np.concatenate([values, np.full((7, 1), np.nan)])
         assert_array_equal(bootstrap_means(values), whole)
         assert (bootstrap_means(values, seed=1) != whole).any()
+        assert_array_equal(bootstrap_means(with_missing), whole)
+        assert_array_equal(bootstrap_means(with_missing, groups), bootstrap_means(values, groups[:40]))
         monkeypatch.setattr(results, "BLOCK_ELEMENTS", 130)
         assert_allclose(bootstrap_means(values), whole, rtol=1e-14)
 
@@ -261,28 +237,23 @@ class TestBootstrap:
         assert_array_equal(bootstrap_interval([[0.25]])[:, 0], [0.25, 0.25])
         values, numbers = draw(0)[:, None], np.arange(40) % 7
         assert_array_equal(bootstrap_means(values, [f"class{n}" for n in numbers]), bootstrap_means(values, numbers))
-        for call, facts in (
-            (lambda: bootstrap_interval([[1.0]], level=95), r"level.*95"),
-            (lambda: bootstrap_means([[1.0]], n_resamples=0), r"n_resamples.*0"),
-            (lambda: bootstrap_means([[1.0], [0.0]], [1, 2, 3]), r"groups.*2.*\(3,\)"),
-            (lambda: bootstrap_means([1.0, 0.0]), r"values.*\(2,\)"),
-        ):
-            assert_refused(facts, call)
+        assert_refused(r"level.*95", bootstrap_interval, [[1.0]], level=95)
+        assert_refused(r"n_resamples.*0", bootstrap_means, [[1.0]], n_resamples=0)
+        assert_refused(r"groups.*2.*\(3,\)", bootstrap_means, [[1.0], [0.0]], [1, 2, 3])
+        assert_refused(r"values.*\(2,\)", bootstrap_means, [1.0, 0.0])
 
 
 class TestPermutation:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_few_queries_give_the_exact_share_of_arrangements(self, seed):
-        rng = np.random.default_rng(seed)
-        differences = rng.normal(0.3, 1, 8).round(1)  # rounded: arrangements tie
-        assert_allclose(permutation_p(differences[:, None]), p_by_enumeration(differences.tolist()))
+    def test_few_queries_give_the_exact_share_of_arrangements(self):
+        for seed in range(3):
+            differences = np.random.default_rng(seed).normal(0.3, 1, 8).round(1)  # rounded: arrangements tie
+            assert_allclose(permutation_p(differences[:, None]), p_by_enumeration(differences.tolist()))
 
     def test_worked_cases(self):
         groups = np.array([0, 0, 1, 2, 2, 2, 3])
         differences = np.array([0.1, 0.3, 0.2, -0.1, 0.2, 0.1, 0.5])
-        expected = p_by_enumeration([0.4, 0.2, 0.2, 0.5])
-        assert expected == 2 / 16
-        assert_allclose(permutation_p(differences[:, None], groups), expected)
+        assert p_by_enumeration([0.4, 0.2, 0.2, 0.5]) == 2 / 16
+        assert_allclose(permutation_p(differences[:, None], groups), 2 / 16)
         assert_allclose(permutation_p(np.full((200, 1), 0.1)), 1 / 10000)
         p = permutation_p([[0.0, np.nan, 0.1], [0.0, np.nan, 0.0], [0.0, np.nan, 0.1]])
         assert_array_equal(p, [1, 1, 0.5])
@@ -297,24 +268,19 @@ class TestPermutation:
         assert_array_equal(permutation_p(differences), whole)
 
 
-class TestT:
-    def test_is_that_of_scipy(self):
-        first, second = draw(0), draw(50)
-        difference = second - first
-        expected = stats.ttest_rel(second, first).pvalue
-        assert_allclose(t_test_p(np.append(difference, np.nan)[:, None]), expected)
-        groups = np.arange(40) % 9
-        expected = stats.ttest_1samp(np.bincount(groups, difference), 0).pvalue
-        assert_allclose(t_test_p(difference[:, None], groups), expected)
-
-    def test_edges(self):
-        p = t_test_p([[0.0, 0.5, 0.1, np.nan], [0.0, 0.5, np.nan, np.nan]])
-        assert_array_equal(p, [1, 0, np.nan, np.nan])
+def test_the_t_test_is_that_of_scipy():
+    first, second = draw(0), draw(50)
+    difference, groups = second - first, np.arange(40) % 9
+    expected = stats.ttest_rel(second, first).pvalue
+    assert_allclose(t_test_p(np.append(difference, np.nan)[:, None]), expected)
+    expected = stats.ttest_1samp(np.bincount(groups, difference), 0).pvalue
+    assert_allclose(t_test_p(difference[:, None], groups), expected)
+    p = t_test_p([[0.0, 0.5, 0.1, np.nan], [0.0, 0.5, np.nan, np.nan]])
+    assert_array_equal(p, [1, 0, np.nan, np.nan])
 
 
-class TestHolm:
-    @pytest.mark.parametrize("seed", range(2))
-    def test_is_the_step_down_procedure(self, seed):
+def test_holms_correction_is_the_step_down_procedure():
+    for seed in range(2):
         p = np.random.default_rng(seed).random(6) ** 3
         assert_allclose(holm(p), holm_by_definition(p.tolist()))
-        assert_array_equal(holm([0.02, np.nan, 0.5]), [0.04, np.nan, 0.5])
+    assert_array_equal(holm([0.02, np.nan, 0.5]), [0.04, np.nan, 0.5])

@@ -1,7 +1,5 @@
 """Embedding tables: their roles, and rankings after whitening, augmentation, expansion and re-ranking, step by step."""
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pytest
@@ -9,15 +7,13 @@ import torch
 
 from ranking_definitions import binary_metrics
 from refusals import assert_refused
-from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest
+from sightline import Whitening, evaluate
 from sightline.evaluation import statistics
 from sightline.evaluation import tables as refined_module
-from sightline.evaluation.protocol import evaluate
 from sightline.evaluation.tables import Steps, evaluate_table
-from sightline.models.heads import Whitening
 from sightline.ranking.refine import Refinement, augment_gallery, expand_queries, kreciprocal_scores
 from sightline.ranking.similarity import unit
+from small_tables import small_table
 
 METRICS = ("recall@1", "recall@4", "map@r", "map", "precision@4")
 N = 40
@@ -26,12 +22,9 @@ N = 40
 def table_of(seed, **columns):
     rng = np.random.default_rng(seed)
     labels = np.arange(N) % 8
-    vectors = (rng.normal(size=(8, 6))[labels] + 1.3 * rng.normal(size=(N, 6))).astype(np.float32)
+    vectors = rng.normal(size=(8, 6))[labels] + 1.3 * rng.normal(size=(N, 6))
     order = rng.permutation(N)
-    rows = {"path": [f"{n}.png" for n in range(N)], "id": [f"image {n}" for n in range(N)], "split": ["test"] * N}
-    rows["label_0"] = [f"class {label}" for label in labels[order]]
-    manifest = Manifest("set.parquet", "images", pl.DataFrame({**rows, **columns}), 1)
-    return EmbeddingTable(manifest, vectors[order], "fingerprint")
+    return small_table(vectors[order], labels[order], **{"id": [f"image {n}" for n in range(N)]} | columns)
 
 
 def ranked_in_turn(queries, gallery, own, steps):
@@ -67,24 +60,18 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "whitened", "roles"),
-    [
-        *((name, False, "everyone") for name in STEPS),
-        *(("all", True, roles) for roles in ("parts", "overlapping", "other table")),
-    ],
-)
+WHOLE, WHITENED = [(name, False, "everyone") for name in STEPS], ("parts", "overlapping", "other table")
+
+
+@pytest.mark.parametrize(("name", "whitened", "roles"), [*WHOLE, *(("all", True, roles) for roles in WHITENED)])
 def test_metrics_are_those_of_the_lists_step_by_step(name, whitened, roles, monkeypatch):
     monkeypatch.setattr(statistics, "SORT_ELEMENTS", 7 * N)  # several blocks
     monkeypatch.setattr(refined_module, "CANDIDATE_ELEMENTS", 200)
     part = {"parts": 25, "overlapping": 15}.get(roles, 0)
-    is_query = np.arange(N) < (25 if part else N)
-    is_gallery = np.arange(N) >= part
+    is_query, is_gallery = np.arange(N) < (25 if part else N), np.arange(N) >= part
     table = table_of(0, **({"is_query": is_query, "is_gallery": is_gallery} if part else {}))
-    other = table_of(1) if roles == "other table" else None
-    if other is not None:  # ten images are in both
-        rows = other.manifest.table.with_columns(id=pl.Series([f"image {n + 30}" for n in range(N)]))
-        other = EmbeddingTable(Manifest("other.parquet", "images", rows, 1), other.vectors, "fingerprint")
+    shares_ten = roles == "other table"  # images
+    other = table_of(1, id=[f"image {n + 30}" for n in range(N)]) if shares_ten else None
     whitening = Whitening.fit(torch.from_numpy(table_of(2).vectors), dim=5) if whitened else None
     steps = Steps(whitening, STEPS[name].augment, STEPS[name].refinement)
     result = evaluate_table(table, (1, 4), other, METRICS, steps)
@@ -95,9 +82,7 @@ def test_metrics_are_those_of_the_lists_step_by_step(name, whitened, roles, monk
     lists = ranked_in_turn(table.vectors[is_query], items.vectors[is_gallery], own, steps)
     labels = table.manifest.table["label_0"].to_numpy()[is_query]
     item_labels = items.manifest.table["label_0"].to_numpy()[is_gallery]
-    expected = [
-        binary_metrics([item_labels[n] == label for n in row], (1, 4)) for row, label in zip(lists, labels, strict=True)
-    ]
+    expected = [binary_metrics(item_labels[row] == label, (1, 4)) for row, label in zip(lists, labels, strict=True)]
     for metric in METRICS:
         np.testing.assert_allclose(result.per_query[metric], [one[metric] for one in expected], atol=1e-9, err_msg=metric)
 
@@ -116,14 +101,6 @@ def test_steps_one_by_one():
     assert list(Steps(refinement=Refinement(rerank="kreciprocal")).one_by_one()) == ["no step", "+ re-ranking kreciprocal"]
 
 
-def simple_table(vectors, labels, fingerprint="one", **columns):
-    names = [str(place) for place in range(len(vectors))]
-    rows = {"id": names, "path": names, "split": ["test"] * len(names)}
-    rows |= {f"label_{level}": [str(label) for label in column] for level, column in enumerate(labels)}
-    manifest = Manifest(Path("set.parquet"), Path("images"), pl.DataFrame({**rows, **columns}), len(labels))
-    return EmbeddingTable(manifest, np.asarray(vectors, np.float32), fingerprint)
-
-
 def assert_same(result, expected):
     for name, values in expected.per_query.items():
         np.testing.assert_allclose(result.per_query[name], values, err_msg=name)
@@ -132,52 +109,47 @@ def assert_same(result, expected):
 def test_every_image_without_a_role_is_query_and_gallery_and_a_column_excludes(tmp_path):
     rng = np.random.default_rng(0)
     vectors, labels, cameras = rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) % 4, np.arange(20) % 3
-    empty = pl.Series([None] * 20, dtype=pl.Boolean)
-    view = vectors[::-1][::-1]
+    empty, view = pl.Series([None] * 20, dtype=pl.Boolean), vectors[::-1][::-1]
     view.flags.writeable = False
-    table = simple_table(view, [labels], is_query=empty, is_gallery=empty, camera=[f"c{one}" for one in cameras])
+    table = small_table(view, labels, is_query=empty, is_gallery=empty, camera=[f"c{one}" for one in cameras])
     result = evaluate_table(table)
     assert_same(result, evaluate(vectors, labels))
     assert (result.ids, result.fingerprint) == (table.ids, "one")
     assert_same(evaluate_table(table.write(tmp_path / "table.parquet")), result)
     assert_same(evaluate_table(table, exclude="camera"), evaluate(vectors, labels, exclude=cameras))
-    other = simple_table(vectors, [labels], camera=["c0"] * 20)
-    groups = {"exclude": cameras, "gallery_exclude": np.zeros(20, int)}
-    ids = {"ids": table.ids, "gallery_ids": table.ids}
-    assert_same(
-        evaluate_table(table, gallery=other, exclude="camera"), evaluate(vectors, labels, vectors, labels, **groups, **ids)
-    )
+    other = small_table(vectors, labels, camera=["c0"] * 20)
+    given = {"exclude": cameras, "gallery_exclude": np.zeros(20, int), "ids": table.ids, "gallery_ids": table.ids}
+    found = evaluate_table(table, gallery=other, exclude="camera")
+    assert_same(found, evaluate(vectors, labels, vectors, labels, **given))
 
 
 def test_where_others_have_a_role_an_image_without_one_is_left_out():
-    vectors, labels = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]], ["abab"]
+    vectors = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]]
     roles = {"is_query": [True, None, None, True], "is_gallery": [False, True, True, None]}
-    result = evaluate_table(simple_table(vectors, labels, **roles))
+    result = evaluate_table(small_table(vectors, "abab", **roles))
     assert (result.n_queries, result["recall@1"]) == (2, 0.0)
     assert result.per_query["recall@2"].tolist() == [1.0, 1.0]
-    assert evaluate_table(simple_table([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]], ["aaa", "xyx"]))["recall@1"] == 0
+    assert evaluate_table(small_table([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]], "aaa", "xyx"))["recall@1"] == 0
 
 
 VECTORS, LABELS = np.eye(4, 3), [0, 0, 1, 1]
-NAN, TABLE = VECTORS * [[1], [1], [np.nan], [1]], simple_table(VECTORS, [LABELS])
+NAN, TABLE = VECTORS * [[1], [1], [np.nan], [1]], small_table(VECTORS, LABELS)
 
 
-@pytest.mark.parametrize(
-    ("call", "facts"),
-    [
-        (lambda: evaluate_table(simple_table(VECTORS, [])), ["set.parquet", "labels"]),
-        (lambda: evaluate_table(simple_table(NAN, [LABELS])), ["set.parquet", "1 of 4", "2"]),
-        (lambda: evaluate_table(simple_table(VECTORS, [LABELS], is_query=[False] * 4)), ["0 queries"]),
-        (lambda: evaluate_table(simple_table(VECTORS, [LABELS], test_level=["fine"] * 4)), ["test_level", "evaluate_dyml"]),
-        (lambda: evaluate_table(TABLE, ks=[0]), ["ks", "[0]"]),
-        (lambda: evaluate_table(TABLE, exclude="camera"), ["set.parquet", "'camera'", "'label_0'"]),
-        (lambda: evaluate_table(TABLE, gallery=simple_table(VECTORS, [LABELS], "another")), ["encoders", "one", "another"]),
-        (lambda: evaluate_table(TABLE, gallery=simple_table(VECTORS, [LABELS, LABELS])), ["levels", "1", "2"]),
-        (lambda: evaluate_table(VECTORS), ["table", "ndarray", "sl.evaluate"]),
-        (lambda: evaluate_table("nowhere.parquet"), ["nowhere.parquet"]),
-        (lambda: Steps(augment=-1), ["augment", "-1"]),
-        (lambda: evaluate_table(TABLE, steps=Steps(Whitening.fit(np.eye(5, 4)))), ["whitening", "4", "3"]),
-    ],
-)
-def test_what_does_not_fit_is_refused(call, facts):
-    assert_refused(facts, call)
+def test_what_does_not_fit_is_refused():
+    assert_refused(["augment", "-1"], Steps, augment=-1)
+    whitening, two_levels = Whitening.fit(np.eye(5, 4)), small_table(VECTORS, LABELS, LABELS)
+    for table, options, *facts in (
+        (small_table(VECTORS), {}, "set.parquet", "labels"),
+        (small_table(NAN, LABELS), {}, "set.parquet", "1 of 4", "2"),
+        (small_table(VECTORS, LABELS, is_query=[False] * 4), {}, "0 queries"),
+        (small_table(VECTORS, LABELS, test_level=["fine"] * 4), {}, "test_level", "evaluate_dyml"),
+        (TABLE, {"ks": [0]}, "ks", "[0]"),
+        (TABLE, {"exclude": "camera"}, "set.parquet", "'camera'", "'label_0'"),
+        (TABLE, {"gallery": small_table(VECTORS, LABELS, fingerprint="another")}, "encoders", "one", "another"),
+        (TABLE, {"gallery": two_levels}, "levels", "1", "2"),
+        (TABLE, {"steps": Steps(whitening)}, "whitening", "4", "3"),
+        (VECTORS, {}, "table", "ndarray", "sl.evaluate"),
+        ("nowhere.parquet", {}, "nowhere.parquet"),
+    ):
+        assert_refused(facts, evaluate_table, table, **options)

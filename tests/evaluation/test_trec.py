@@ -3,18 +3,15 @@ import os
 import subprocess
 import sys
 
-import polars as pl
-import pytest
 import torch
 from numpy.testing import assert_allclose
 
 from ranking_definitions import ndcg
 from refusals import assert_refused
-from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest
+from sightline import evaluate
 from sightline.evaluation import trec
-from sightline.evaluation.protocol import evaluate
 from sightline.evaluation.trec import judgements, rankings, write_qrels, write_run
+from small_tables import small_table
 
 RUN = {"q1": {"x": 0.1 + 0.2, "y": -1e-17, "z": 0.25}, "q2": {"z": 1.0}}
 JUDGED = {"q1": {"x": 2, "z": 1}, "q2": {"y": 1}}
@@ -49,16 +46,10 @@ def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path, monkeypatch):
     assert len(binary) == 29  # the lonely query is not judged
     run = {query: run[query] for query in binary}
     files = write_run(tmp_path / "run.trec", run), write_qrels(tmp_path / "qrels.trec", binary)
-    done = subprocess.run(
-        [sys.executable, "-c", BY_RANX],
-        input=json.dumps([run, binary, graded, *map(str, files)]),
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},  # ranx takes half a minute to compile
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    ours = evaluate(vectors, labels[:, 0])
+    given, environ = json.dumps([run, binary, graded, *map(str, files)]), os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run([sys.executable, "-c", BY_RANX], input=given, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # not compiled, which would take half a minute
+    found, ours = json.loads(done.stdout), evaluate(vectors, labels[:, 0])
     assert ours.n_skipped == 1
     assert_allclose([found["map"], found["from files"]], ours["map"])
     for name, judged, gains in (("ndcg", binary, [0, 1]), ("graded", graded, [0, 1, 3])):  # lists come best first
@@ -66,54 +57,45 @@ def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path, monkeypatch):
         assert_allclose(found[name], sum(expected) / len(expected))
 
 
-@pytest.mark.parametrize("k", [None, 1, 100])
-def test_rankings_are_the_sorted_scores_without_the_query(k):
+def test_rankings_are_the_sorted_scores_without_the_query():
     vectors, _, ids = draw(1)
-    run = rankings(vectors[:10].numpy(), vectors, ids[:10], ids, k)
     unit = vectors / vectors.norm(dim=1, keepdim=True)
-    for place, query in enumerate(ids[:10]):
-        others = {item: float(unit[place] @ unit[other]) for other, item in enumerate(ids) if item != query}
-        expected = sorted(others, key=lambda item: -others[item])[:k]
-        assert list(run[query]) == expected
-        assert_allclose(list(run[query].values()), [others[item] for item in expected], atol=1e-12)
+    for k in (None, 1, 100):
+        run = rankings(vectors[:10].numpy(), vectors, ids[:10], ids, k)
+        for place, query in enumerate(ids[:10]):
+            others = {item: float(unit[place] @ unit[other]) for other, item in enumerate(ids) if item != query}
+            expected = sorted(others, key=lambda item: -others[item])[:k]
+            assert list(run[query]) == expected
+            assert_allclose(list(run[query].values()), [others[item] for item in expected], atol=1e-12)
 
 
 def test_trec_files_hold_what_other_tools_read(tmp_path):
-    write_run(tmp_path / "new" / "run.txt", RUN)
-    write_qrels(tmp_path / "qrels.txt", JUDGED)
-    assert (tmp_path / "new" / "run.txt").read_text().splitlines() == [
+    assert write_run(tmp_path / "new" / "run.txt", RUN).read_text().splitlines() == [
         "q1 Q0 x 1 0.30000000000000004 sightline",
         "q1 Q0 z 2 0.25 sightline",
         "q1 Q0 y 3 -1e-17 sightline",
         "q2 Q0 z 1 1.0 sightline",
     ]
-    assert (tmp_path / "qrels.txt").read_text() == "q1 0 x 2\nq1 0 z 1\nq2 0 y 1\n"
+    assert write_qrels(tmp_path / "qrels.txt", JUDGED).read_text() == "q1 0 x 2\nq1 0 z 1\nq2 0 y 1\n"
     assert write_run(tmp_path / "empty.txt", {}).read_text() == ""
 
 
 def test_the_command_writes_both_files(tmp_path, sightline):
     vectors, labels, ids = draw(0)
-    rows = {"id": ids, "path": ids, "split": "test", "label_0": labels[:, 0].tolist(), "label_1": labels[:, 1].tolist()}
-    manifest = Manifest(tmp_path, tmp_path, pl.DataFrame(rows).with_columns(pl.col("^label_.*$").cast(pl.String)), 2)
-    table = EmbeddingTable(manifest, vectors.float().numpy(), "f").write(tmp_path / "table.parquet")
+    table = small_table(vectors, *labels.T.tolist(), id=ids).write(tmp_path / "table.parquet")
     status, _, err = sightline("evaluate", table, "--trec", tmp_path / "trec")
     assert status == 0, err
-    run = [line.split() for line in (tmp_path / "trec" / "run.trec").read_text().splitlines()]
-    assert len(run) == 30 * 29
-    qrels = (tmp_path / "trec" / "qrels.trec").read_text().splitlines()
+    run, qrels = ((tmp_path / "trec" / f"{name}.trec").read_text().splitlines() for name in ("run", "qrels"))
     assert "image0 0 image6 2" in qrels
-    assert len(qrels) == sum(map(len, judgements(labels, labels, ids, ids).values()))
+    assert (len(run), len(qrels)) == (30 * 29, sum(map(len, judgements(labels, labels, ids, ids).values())))
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     vectors, labels, ids = draw(0)
     for broken in ("two words", "", "line\nbreak"):
-        for call in (
-            lambda broken=broken: write_run(tmp_path / "out.txt", {"q": {broken: 1.0}}),
-            lambda broken=broken: write_qrels(tmp_path / "out.txt", {broken: {"x": 1}}),
-            lambda broken=broken: write_run(tmp_path / "out.txt", RUN, name=broken),
-        ):
-            assert_refused(r"out\.txt", call)
+        assert_refused(r"out\.txt", write_run, tmp_path / "out.txt", {"q": {broken: 1.0}})
+        assert_refused(r"out\.txt", write_qrels, tmp_path / "out.txt", {broken: {"x": 1}})
+        assert_refused(r"out\.txt", write_run, tmp_path / "out.txt", RUN, name=broken)
     assert list(tmp_path.iterdir()) == []
     assert_refused(r"query_ids.*30.*29", rankings, vectors, vectors, ids[1:], ids)
     assert_refused(r"gallery_ids.*'image1'", judgements, labels, labels, ids, ["image1", *ids[1:]])

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from changed_packages import run_python
 
 import sightline
+from changed_packages import run_python, write_package
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,16 +41,11 @@ def changed_copy(tmp_path: Path) -> Callable[[str, dict[str, list[tuple[str, str
 
 
 @pytest.fixture
-def other_package(tmp_path: Path) -> Callable[[str, str, str, str], Python]:
-    """Install a module with one entry point; returns what runs Python there, by ``-m`` or ``-c`` and so on."""
+def other_package(tmp_path: Path) -> Callable[..., Python]:
+    """Install the module ``others`` with entry points; returns what runs Python there, by ``-m`` or ``-c`` and so on."""
 
-    def install(code: str, group: str, name: str, target: str) -> Python:
-        site = tmp_path / "site"
-        folder = site / "others-1.0.dist-info"
-        folder.mkdir(parents=True)
-        (site / "others.py").write_text(code)
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-        (folder / "entry_points.txt").write_text(f"[{group}]\n{name} = others:{target}\n")
-        return partial(run_python, site, tmp_path)
+    def install(code: str, **entries: str) -> Python:
+        write_package(tmp_path / "site", "others", code, **entries)
+        return partial(run_python, tmp_path / "site", tmp_path)
 
     return install

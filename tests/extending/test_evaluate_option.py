@@ -1,11 +1,7 @@
 """An option of ``evaluate``, in Python and on the command line: leave out queries with few relevant items."""
 
-import numpy as np
-import polars as pl
 from changed_packages import run_python
-
-from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest
+from small_tables import small_table
 
 PARAMETER = "    min_relevant: int = 1,\n"
 CHANGES = {
@@ -46,9 +42,8 @@ print(*(sl.evaluate(vectors, labels, min_relevant=n).n_skipped for n in (1, 2)))
 def test_an_option_of_evaluate_takes_the_three_files_that_the_page_names(changed_copy, tmp_path):
     copy = changed_copy("an option of `evaluate`", CHANGES)
     assert run_python(copy, tmp_path, "-c", IN_PYTHON).stdout.split() == ["0", "2"]
-    rows = pl.DataFrame({"id": list("pqrst"), "path": ["i.png"] * 5, "split": ["test"] * 5, "label_0": list("aaabb")})
-    vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0], [0.1, 0.9]], np.float32)
-    table = EmbeddingTable(Manifest(tmp_path, tmp_path, rows, 1), vectors, "f").write(tmp_path / "t.parquet")
+    vectors = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0], [0.1, 0.9]]
+    table = small_table(vectors, "aaabb").write(tmp_path / "t.parquet")
     command = ["-m", "sightline", "evaluate"]
     assert "--min-relevant" in run_python(copy, tmp_path, *command, "--help").stdout
     printed = run_python(copy, tmp_path, *command, table, "--min-relevant", 2).stdout

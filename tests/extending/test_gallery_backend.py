@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import sightline as sl
+from changed_packages import write_package
+from refusals import assert_refused
 from sightline.gallery.gallery import GALLERIES, Gallery
 from sightline.gallery.query import QueryOptions, query
 
@@ -94,11 +96,7 @@ class MemoryGallery(sl.Gallery):
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     """An installed package that adds the scheme ``memory`` by an entry point; a gallery of it, filled."""
-    (tmp_path / "memory_backend.py").write_text(BACKEND)
-    folder = tmp_path / "memory_backend-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: memory-backend\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[sightline.galleries]\nmemory = memory_backend:MemoryGallery\n")
+    write_package(tmp_path, "memory_backend", BACKEND, galleries="memory = memory_backend:MemoryGallery")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     GALLERIES.__dict__.pop("_added", None)  # entry points are read once
@@ -113,12 +111,11 @@ def test_it_is_found_by_its_scheme_and_says_what_it_lacks(memory):
     with Gallery.open(memory, read_only=True) as gallery:
         assert not any(vars(gallery.capabilities).values())
         assert (gallery.folder, gallery.rejector(), gallery.removed()) == (None, None, {})
-        calls = ((lambda: gallery.build_index("HNSW32"), "HNSW32"), (gallery.encoder, "memory://shapes: no encoder"))
-        for call, message in (*calls, (gallery.compact, "compact"), (gallery.writing, "transactions")):
-            with pytest.raises(sl.InputError, match=message):
-                call()
-    with pytest.raises(sl.InputError, match="unknown gallery 'memry'"):
-        Gallery.open("memry://shapes")
+        assert_refused("HNSW32", gallery.build_index, "HNSW32")
+        assert_refused("memory://shapes: no encoder", gallery.encoder)
+        assert_refused("compact", gallery.compact)
+        assert_refused("transactions", gallery.writing)
+    assert_refused("unknown gallery 'memry'", Gallery.open, "memry://shapes")
 
 
 def test_it_answers_queries_and_takes_images_like_any_other(memory, image_tree):
@@ -143,8 +140,7 @@ def test_the_command_line_reads_it(memory, sightline):
     found = json.loads(out)
     assert (status, found["items"], found["encoder"], found["rejector"]) == (0, 3, "by hand", None)
     status, out, _ = sightline("search", "a", "--gallery", memory, "-k", 2)
-    assert status == 0
-    assert [line.split()[2] for line in out.splitlines()[1:]] == ["b", "c"]
+    assert (status, [line.split()[2] for line in out.splitlines()[1:]]) == (0, ["b", "c"])
     status, out, err = sightline("index", "remove", memory, "c")
     assert (status, "1 removed, 2 left" in out, "does not remember" in err) == (0, True, True)
     assert sightline("index", "verify", memory)[0] == 0

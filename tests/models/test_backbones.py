@@ -14,15 +14,7 @@ from torch.testing import assert_close
 from refusals import assert_refused
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.models import backbones
-from sightline.models.backbones import (
-    BUNDLED,
-    adapters,
-    colours_of,
-    create_backbone,
-    feature_map,
-    has_class_token,
-    n_prefix_tokens,
-)
+from sightline.models.backbones import BUNDLED, adapters, colours_of, create_backbone, feature_map
 from sightline.models.encoder import Encoder
 
 
@@ -38,10 +30,9 @@ from sightline.models.encoder import Encoder
 )
 def test_feature_maps(name, shape, n_prefix, has_class):
     model = create_backbone(name).eval()
-    features = feature_map(model, torch.zeros(2, 3, 64, 64))
-    assert features.shape == shape
+    assert feature_map(model, torch.zeros(2, 3, 64, 64)).shape == shape
     assert model.num_features == (shape[1] if len(shape) == 4 else shape[2])
-    assert (n_prefix_tokens(model), has_class_token(model)) == (n_prefix, has_class)
+    assert (backbones.n_prefix_tokens(model), backbones.has_class_token(model)) == (n_prefix, has_class)
 
 
 def test_colours_are_those_the_model_was_trained_on():
@@ -67,55 +58,42 @@ def weights_of(name: str) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in create_backbone(name).state_dict().items()}
 
 
-def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> str:
-    save_file(tensors, folder / "weights.safetensors")
-    return str(folder / "weights.safetensors")
-
-
 def test_weights_from_a_file(tmp_path):
-    weights = weights_of("test_resnet")
-    file = saved(tmp_path, weights | {"fc.weight": torch.zeros(10, 96), "fc.bias": torch.zeros(10)})
-    assert_close(dict(create_backbone("test_resnet", file).state_dict()), weights, rtol=0, atol=0)
+    weights, file = weights_of("test_resnet"), tmp_path / "weights.safetensors"
+    save_file(weights | {"fc.weight": torch.zeros(10, 96), "fc.bias": torch.zeros(10)}, file)
+    assert_close(dict(create_backbone("test_resnet", str(file)).state_dict()), weights, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "weights", "facts"),
-    [
-        ("resnet5O", None, ["'resnet5O'", "'resnet50'"]),
-        ("test_resnet.nope", None, ["nope"]),
-        ("tiny", "bundled", ["'tiny'", "'bundled'"]),
-        ("test_resnet", "bundled", [BUNDLED, "'test_resnet'"]),
-        ("test_resnet", "icons", [BUNDLED, "'test_resnet'", "icons"]),
-        ("test_resnet", "imagenet", ["'imagenet'", "'bundled'"]),
-        ("test_vit", "distilled", ["'test_vit'", "distilled"]),
-        ("test_resnet", "text.safetensors", ["text.safetensors"]),
-        ("test_resnet", "cut.safetensors", ["cut.safetensors"]),
-        ("test_resnet", "shape.safetensors", ["shape.safetensors", "conv1.0.weight"]),
-        ("test_resnet", "other.safetensors", ["other.safetensors", "conv1.0.weight"]),
-        ("test_resnet", "hub", ["'test_resnet'", "peer closed connection"]),
-    ],
-)
-def test_what_cannot_be_made_is_refused(name, weights, facts, tmp_path, monkeypatch):
+def test_what_cannot_be_made_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tensors = weights_of("test_resnet")
-    if weights == "text.safetensors":
-        Path(weights).write_text("hello")
-    elif weights == "cut.safetensors":
-        save_file(tensors, weights)
-        Path(weights).write_bytes(Path(weights).read_bytes()[:-100])
-    elif weights == "shape.safetensors":
-        save_file({**tensors, "conv1.0.weight": torch.zeros(1)}, weights)
-    elif weights == "other.safetensors":
-        save_file({"other": torch.zeros(1)}, weights)
-    elif weights == "hub":
+    Path("text.safetensors").write_text("hello")
+    save_file(tensors, "cut.safetensors")
+    Path("cut.safetensors").write_bytes(Path("cut.safetensors").read_bytes()[:-100])
+    save_file(tensors | {"conv1.0.weight": torch.zeros(1)}, "shape.safetensors")
+    save_file({"other": torch.zeros(1)}, "other.safetensors")
+    for name, weights, *facts in (
+        ("resnet5O", None, "'resnet5O'", "'resnet50'"),
+        ("test_resnet.nope", None, "nope"),
+        ("tiny", "bundled", "'tiny'", "'bundled'"),
+        ("test_resnet", "bundled", BUNDLED, "'test_resnet'"),
+        ("test_resnet", "icons", BUNDLED, "'test_resnet'", "icons"),
+        ("test_resnet", "imagenet", "'imagenet'", "'bundled'"),
+        ("test_vit", "distilled", "'test_vit'", "distilled"),
+        ("test_resnet", "text.safetensors", "text.safetensors"),
+        ("test_resnet", "cut.safetensors", "cut.safetensors"),
+        ("test_resnet", "shape.safetensors", "shape.safetensors", "conv1.0.weight"),
+        ("test_resnet", "other.safetensors", "other.safetensors", "conv1.0.weight"),
+    ):
+        assert len(assert_refused(facts, create_backbone, name, weights)) < 600
 
-        def break_off(*_, **__):
-            raise EOFError("peer closed connection")  # a network library's own error
+    def break_off(*_, **__):
+        raise EOFError("peer closed connection")  # a network library's own error
 
-        monkeypatch.setattr("timm.create_model", break_off)
-        with pytest.raises(EOFError):
-            create_backbone(name)  # a fault of ours is not hidden
-    assert len(assert_refused(facts, create_backbone, name, weights)) < 600
+    monkeypatch.setattr("timm.create_model", break_off)
+    assert_refused(["'test_resnet'", "peer closed connection"], create_backbone, "test_resnet", "hub")
+    with pytest.raises(EOFError):
+        create_backbone("test_resnet")  # a fault of ours is not hidden
 
 
 def test_distilled_weights_lose_the_distillation_token_and_nothing_else(monkeypatch):
@@ -162,31 +140,24 @@ def test_lora_is_refused_where_it_cannot_be_added(monkeypatch):
 
 
 @pytest.mark.parametrize("backbone", ["tiny", "test_vit"])
-class TestLora:
-    def test_only_adapters_and_head_learn(self, backbone):
-        model = encoder(backbone)
-        model.add_lora(rank=2)
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        trained(model)
-        moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-        assert {name for name in moved if name.startswith("backbone.")} == {name for name in moved if "lora_" in name}
-        assert any("lora_B" in name for name in moved)
-        assert "head.projection.weight" in moved
-        model.allow_gradients(backbone=False)
-        assert not any(weight.requires_grad for weight in model.backbone.parameters())
-
-    def test_saved_it_is_merged_and_loads_without_peft(self, backbone, tmp_path, monkeypatch):
-        model = encoder(backbone)
-        plain_names = model.state_dict().keys()
-        before = model(images())
-        model.add_lora(rank=2)
-        assert_close(model(images()), before)  # the products start at 0
-        after = trained(model)(images())
-        assert (after - before).abs().max() > 1e-3
-        model.save_pretrained(tmp_path / "encoder")
-        assert adapters(model.backbone)  # the one that is training stays as it is
-        assert_close(model(images()), after)
-        monkeypatch.setitem(sys.modules, "peft", None)
-        loaded = Encoder.from_pretrained(tmp_path / "encoder")
-        assert loaded.state_dict().keys() == plain_names
-        assert_close(loaded(images()), after, rtol=1e-4, atol=1e-5)
+def test_with_lora_adapters_and_head_learn_and_are_merged_when_saved(backbone, tmp_path, monkeypatch):
+    model = encoder(backbone)
+    plain_names, plain = model.state_dict().keys(), model(images())
+    model.add_lora(rank=2)
+    assert_close(model(images()), plain)  # the products start at 0
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = trained(model)(images())
+    assert (after - plain).abs().max() > 1e-3
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name for name in moved if name.startswith("backbone.")} == {name for name in moved if "lora_" in name}
+    assert any("lora_B" in name for name in moved)
+    assert "head.projection.weight" in moved
+    model.save_pretrained(tmp_path / "encoder")
+    assert adapters(model.backbone)  # the one that is training stays as it is
+    assert_close(model(images()), after)
+    model.allow_gradients(backbone=False)
+    assert not any(weight.requires_grad for weight in model.backbone.parameters())
+    monkeypatch.setitem(sys.modules, "peft", None)
+    loaded = Encoder.from_pretrained(tmp_path / "encoder")  # without peft
+    assert loaded.state_dict().keys() == plain_names
+    assert_close(loaded(images()), after, rtol=1e-4, atol=1e-5)

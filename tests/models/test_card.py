@@ -21,15 +21,10 @@ def tiny(seed=0):
 
 
 @pytest.fixture(scope="module")
-def trained(image_tree, tmp_path_factory):
+def trained(image_tree, tiny_recipe, tmp_path_factory):
     """A run folder, with the recipe that made it."""
-    words = [
-        *(f"data.manifest={image_tree}", "model.backbone=tiny", "model.weights=none", "model.embedding_dim=16"),
-        *("model.adaptation=full", "validation.interpolate=false", "schedule.warmup_epochs=1"),
-        *("data.image_size=32", "data.n_workers=0", "sampler.batch_size=16", "schedule.epochs=2", "optimizer.lr=0.01"),
-        *("loss.name=sup_ap", "loss.tau=0.02", "data.val_fraction=0.4"),
-    ]
-    recipe = read_recipe("images", words)
+    words = [f"data.manifest={image_tree}", *tiny_recipe, "schedule.epochs=2", "data.val_fraction=0.4"]
+    recipe = read_recipe("images", [*words, "loss={name='sup_ap', tau=0.02}"])
     folder = tmp_path_factory.mktemp("card") / "run"
     train(recipe, folder)
     return folder, recipe
@@ -37,46 +32,40 @@ def trained(image_tree, tmp_path_factory):
 
 def test_the_card_of_a_run_tells_its_data_loss_and_budget_and_the_hub_understands_it(trained, image_tree):
     folder, recipe = trained
-    card = read_card(folder / "encoder")
-    part, _ = hold_out_classes(read_manifest(image_tree), 0.4, recipe.seed)
-    assert card.fingerprint == Encoder.from_pretrained(folder / "encoder").fingerprint()
+    card, encoder = read_card(folder / "encoder"), Encoder.from_pretrained(folder / "encoder")
+    part, held_out = hold_out_classes(read_manifest(image_tree), 0.4, recipe.seed)
+    assert card.fingerprint == encoder.fingerprint()
     assert (card.data.manifest, card.data.n_images, card.data.n_classes) == ("tree", 42, (7, 3))
     assert len(set(part.table["label_0"])) == 7
-    _, held_out = hold_out_classes(read_manifest(image_tree), 0.4, recipe.seed)
-    result = evaluate_table(embed_manifest(Encoder.from_pretrained(folder / "encoder"), held_out), recipe.validation.ks)
+    result = evaluate_table(embed_manifest(encoder, held_out), recipe.validation.ks)
     assert "30 images, 5 classes, none" in card.evaluation.on
     assert (card.evaluation.chose, card.evaluation.n_queries, card.evaluation.level) == (True, 30, 0.95)
     for name, mean in result.items():
         measure = card.evaluation.metrics[name]
         np.testing.assert_allclose((measure.mean, measure.low, measure.high), (mean, *result.interval(name)), rtol=1e-6)
-    assert card.training.loss == "sup_ap"
-    assert card.training.loss_options["tau"] == 0.02
-    assert card.training.loss_options["rho"] == 100.0  # a default is recorded too
-    assert (card.training.epochs, card.training.batch_size, card.training.lr, card.training.weights) == (2, 16, 0.01, None)
+    facts = card.training
+    assert (facts.loss, facts.loss_options["tau"], facts.loss_options["rho"]) == ("sup_ap", 0.02, 100.0)  # and defaults
+    assert (facts.epochs, facts.batch_size, facts.lr, facts.weights) == (2, 16, 0.01, None)
     assert str(image_tree.parent) not in (folder / "encoder/README.md").read_text(), "where images lie is nobody's business"
-    folder, _ = trained
     head = HubCard.load(folder / "encoder/README.md").data
     assert (head.library_name, head.pipeline_tag, head.license) == ("sightline", "image-feature-extraction", "unknown")
     assert "image-retrieval" in head.tags
-    card = read_card(folder / "encoder")
-    recorded = {result.metric_type: result for result in head.eval_results}
     assert set(head.metrics) == set(card.evaluation.metrics)
-    measure = card.evaluation.metrics["map"]
-    assert recorded["map"].metric_value == measure.mean
-    assert recorded["map"].metric_args == {"interval": [measure.low, measure.high], "level": 0.95}
+    recorded, measure = {result.metric_type: result for result in head.eval_results}["map"], card.evaluation.metrics["map"]
+    assert recorded.metric_value == measure.mean
+    assert recorded.metric_args == {"interval": [measure.low, measure.high], "level": 0.95}
 
 
 @pytest.mark.parametrize("which", ["plain", "trained"])
 def test_the_code_of_the_card_runs(which, trained, tmp_path, monkeypatch):
     folder = trained[0] / "encoder" if which == "trained" else tiny().save_pretrained(tmp_path / 'a "model"')
-    code = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
-    assert len(code) == 1
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
     monkeypatch.chdir(folder.parent)
     rng = np.random.default_rng(0)
     for name in ("one.jpg", "other.jpg"):
         Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(name)
     names = {}
-    exec(code[0], names)
+    exec(code, names)
     assert -1 <= names["similarity"] <= 1.0001
     assert names["encoder"].fingerprint() == read_card(folder).fingerprint
 
@@ -109,20 +98,19 @@ def test_the_card_is_no_part_of_what_the_encoder_is(tmp_path):
     "text", ["", "a: b\n---\n- 'c'\n\n---\n", "# {{ x }}\t\u2028 \U0001f426 |", "null", "1e3", " *a &b"]
 )
 def test_any_text_of_a_card_loads_back(tmp_path, text):
-    training = TrainingFacts(
-        loss=text, loss_options={text: text}, weights=text, adaptation="full", epoch=1, epochs=2, batch_size=4,
-        optimizer="sgd", lr=1e-5, precision="32-true", seed=0, trained_share=0.5,
-    )  # fmt: skip
+    numbers = {"epoch": 1, "epochs": 2, "batch_size": 4, "lr": 1e-5, "seed": 0, "trained_share": 0.5}
+    words = {"weights": text, "adaptation": "full", "optimizer": "sgd", "precision": "32-true"}
+    training = TrainingFacts(loss=text, loss_options={text: text}, **numbers, **words)
     measures = {f"{text}@1": Measure(mean=0.5, low=None, high=None)}
     evaluation = EvaluationFacts(on=text, chose=True, n_queries=3, n_skipped=1, level=0.9, metrics=measures)
-    given = {"training": training, "evaluation": evaluation, "license": text, "notes": text}
-    folder = tiny().save_pretrained(tmp_path / "encoder", Account(**given))
+    account = Account(training=training, evaluation=evaluation, license=text, notes=text)
+    folder = tiny().save_pretrained(tmp_path / "encoder", account)
     card = read_card(folder).model_copy(update={"name": text, "is_whitened": True})
     assert read_card(write_card(folder, card).parent) == card
     assert (card.training, card.evaluation, card.notes) == (training, evaluation, text)
 
 
-def test_a_result_takes_the_place_of_the_validation(sightline, trained, image_tree, tmp_path):
+def test_a_result_takes_the_place_of_the_validation(sightline, check_refused, trained, image_tree, tmp_path):
     folder = Encoder.from_pretrained(trained[0] / "encoder").save_pretrained(tmp_path / "run/encoder").parent
     table, file, notes = tmp_path / "table.parquet", tmp_path / "result.json", tmp_path / "notes.md"
     notes.write_text("Made for a test.\n")
@@ -130,17 +118,15 @@ def test_a_result_takes_the_place_of_the_validation(sightline, trained, image_tr
     sightline("evaluate", table, "--json", file)
     before = read_card(folder / "encoder")
     other = Result({"map": np.array([0.5])}, fingerprint="0" * 32).write_json(tmp_path / "other.json")
-    status, _, err = sightline("export", "card", folder, "--result", other)
-    assert (status, read_card(folder / "encoder")) == (2, before)
-    assert all(fact in err for fact in ("other.json", "0" * 32, before.fingerprint))
+    check_refused(["export", "card", folder, "--result", other], "other.json", "0" * 32, before.fingerprint)
+    assert read_card(folder / "encoder") == before
     words = ["--result", file, "--on", "all images", "--license", "mit", "--notes", notes]
     assert sightline("export", "card", folder, *words) == (0, f"{folder / 'encoder/README.md'}\n", "")
     after, result = read_card(folder / "encoder"), Result.read_json(file)
     assert (after.data, after.training, after.license) == (before.data, before.training, "mit")
     assert (after.evaluation.on, after.evaluation.n_queries, after.evaluation.chose) == ("all images", 72, False)
-    assert after.evaluation.metrics["map"].mean == result["map"]
-    ends = after.evaluation.metrics["map"].low, after.evaluation.metrics["map"].high
-    np.testing.assert_allclose(ends, result.interval("map"), rtol=1e-12)
+    measure = after.evaluation.metrics["map"]
+    np.testing.assert_allclose((measure.mean, measure.low, measure.high), (result["map"], *result.interval("map")))
     assert (folder / "encoder/README.md").read_text().endswith("## Notes\n\nMade for a test.\n")
 
 

@@ -48,22 +48,15 @@ def drawn(shape, style, side=96):
 
 def test_shapes_in_other_styles_are_found_better_than_by_imagenets_weights(encoder):
     images = [drawn(shape, style) for shape in SHAPES for style in STYLES]
-    labels = np.repeat(np.arange(len(SHAPES)), len(STYLES))
-    of_icons, of_photos = (
-        evaluate(one.encode(images, backend="torch"), labels)["map@r"]
-        for one in (encoder, Encoder.from_pretrained("bundled"))
-    )
+    labels, encoders = np.repeat(np.arange(len(SHAPES)), len(STYLES)), (encoder, Encoder.from_pretrained("bundled"))
+    of_icons, of_photos = (evaluate(one.encode(images, backend="torch"), labels)["map@r"] for one in encoders)
     assert of_icons > of_photos + 0.4, (of_icons, of_photos)  # 1.0 and 0.30
 
 
 def test_only_upper_stages_differ_from_the_bundled_weights(encoder):
     before, after = create_backbone(BUNDLED, "bundled").state_dict(), create_backbone(BUNDLED, "icons").state_dict()
     changed = {name for name in before if not equal(before[name], after[name])}
-    assert {".".join(name.split(".")[:2]) for name in changed if name.startswith("blocks")} == {
-        "blocks.4",
-        "blocks.5",
-        "blocks.6",
-    }
+    assert {name[:8] for name in changed if name.startswith("blocks")} == {"blocks.4", "blocks.5", "blocks.6"}
     assert not any("running" in name for name in changed)
     assert all(equal(tensor, encoder.backbone.state_dict()[name]) for name, tensor in after.items())
     assert encoder.fingerprint() == "6d74e7ba4686720e9523f34def9ac502"  # galleries hold it

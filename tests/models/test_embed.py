@@ -4,10 +4,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from refusals import assert_refused
-from sightline.data.manifest import read_manifest
-from sightline.errors import InputError
+from sightline import Encoder, InputError, read_manifest
 from sightline.models.embed import embed_manifest, own_part
-from sightline.models.encoder import Encoder
 
 
 @pytest.fixture(scope="module")

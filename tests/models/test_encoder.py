@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -32,27 +33,20 @@ def running_statistics(encoder: Encoder) -> list[torch.Tensor]:
 
 
 def trained_a_step(freeze_batch_norm: str, backbone: str = "tiny") -> Encoder:
-    encoder = Encoder.create(backbone, 8, image_size=64, freeze_batch_norm=freeze_batch_norm)
-    encoder.eval()
-    encoder.train()
-    learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(learning, lr=1.0)
+    encoder = Encoder.create(backbone, 8, image_size=64, freeze_batch_norm=freeze_batch_norm).eval().train()
+    optimizer = torch.optim.SGD([weight for weight in encoder.parameters() if weight.requires_grad], lr=1.0)
     encoder(images(side=64))[:, 0].sum().backward()
     optimizer.step()
     return encoder
 
 
-@pytest.mark.parametrize(
-    ("backbone", "freeze_batch_norm"), [("tiny", "stats"), ("test_efficientnet", "all"), ("tiny", "none")]
-)
-def test_frozen_statistics_are_the_same_bits_after_a_step(freeze_batch_norm, backbone):
-    fresh = Encoder.create(backbone, 8, image_size=64)
-    encoder = trained_a_step(freeze_batch_norm, backbone)
+@pytest.mark.parametrize(("backbone", "frozen"), [("tiny", "stats"), ("test_efficientnet", "all"), ("tiny", "none")])
+def test_frozen_statistics_are_the_same_bits_after_a_step(backbone, frozen):
+    fresh, encoder = Encoder.create(backbone, 8, image_size=64), trained_a_step(frozen, backbone)
     pairs = list(zip(running_statistics(encoder), running_statistics(fresh), strict=True))
-    assert all(torch.equal(one, other) == (freeze_batch_norm != "none") for one, other in pairs)
     assert pairs
-    learn = [layer.weight.grad is not None for layer in batch_norms(encoder)]
-    assert set(learn) == {freeze_batch_norm != "all"}
+    assert all(torch.equal(one, other) == (frozen != "none") for one, other in pairs)
+    assert {layer.weight.grad is not None for layer in batch_norms(encoder)} == {frozen != "all"}
     assert not torch.equal(encoder.head.projection.weight, fresh.head.projection.weight)  # it did learn
 
 
@@ -96,8 +90,8 @@ def test_worker_processes_and_a_progress_bar_do_not_matter(files, capfd):
     expected = encoder.encode(files, batch_size=2)
     assert capfd.readouterr() == ("", "")
     np.testing.assert_array_equal(encoder.encode(files, batch_size=2, n_workers=2, show_progress=True), expected)
-    out, err = capfd.readouterr()
-    assert (out, "Embedding" in err) == ("", True)
+    out, err = capfd.readouterr()  # OpenVINO's threads, where another test has started them, say something at a fork
+    assert ("Embedding" in out, "Embedding" in err) == (False, True)
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -133,34 +127,32 @@ def test_the_fingerprint_changes_with_any_weight_or_statistic():
 )
 def test_what_is_loaded_is_what_was_saved(tmp_path, files, backbone, pooling, embedding_dim, freeze):
     encoder = Encoder.create(backbone, embedding_dim, pooling, image_size=32, resize=40, freeze_batch_norm=freeze, seed=7)
-    with torch.no_grad():
-        for tensor in encoder.state_dict().values():
-            if tensor.is_floating_point():
-                tensor.add_(0.01)
-    assert encoder.save_pretrained(tmp_path / "made" / "encoder") == tmp_path / "made" / "encoder"
+    for tensor in encoder.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.01)
+    folder = tmp_path / "made" / "encoder"
+    assert encoder.save_pretrained(folder) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", SETTINGS_FILE, WEIGHTS_FILE]
     before = torch.get_rng_state()
-    loaded = Encoder.from_pretrained(str(tmp_path / "made" / "encoder"))
+    loaded = Encoder.from_pretrained(str(folder))
     assert torch.equal(torch.get_rng_state(), before)
-    names = sorted(path.name for path in (tmp_path / "made" / "encoder").iterdir())
-    assert names == ["README.md", SETTINGS_FILE, WEIGHTS_FILE]
-    assert loaded.settings == encoder.settings
-    assert loaded.fingerprint() == encoder.fingerprint()
+    assert (loaded.settings, loaded.fingerprint()) == (encoder.settings, encoder.fingerprint())
     assert not loaded.training
     np.testing.assert_array_equal(loaded.encode(files), encoder.encode(files))
-    learning = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
-    assert [name for name, parameter in loaded.named_parameters() if parameter.requires_grad] == learning
+    learning = [[name for name, one in model.named_parameters() if one.requires_grad] for model in (loaded, encoder)]
+    assert learning[0] == learning[1]
 
 
 def test_a_rejector_in_the_folder_is_kept_if_it_is_of_the_same_encoder(tmp_path):
-    encoder = tiny()
+    encoder, rejector = tiny(), tmp_path / "e" / "rejector"
     encoder.save_pretrained(tmp_path / "e")
-    (tmp_path / "e" / "rejector").mkdir()
-    (tmp_path / "e" / "rejector" / "rejector.json").write_text(json.dumps({"fingerprint": encoder.fingerprint()}))
-    (tmp_path / "e" / "rejector" / "scorer.json").write_text("fitted")
+    rejector.mkdir()
+    (rejector / "rejector.json").write_text(json.dumps({"fingerprint": encoder.fingerprint()}))
+    (rejector / "scorer.json").write_text("fitted")
     encoder.save_pretrained(tmp_path / "e")
-    assert (tmp_path / "e" / "rejector" / "scorer.json").read_text() == "fitted"
+    assert (rejector / "scorer.json").read_text() == "fitted"
     tiny(embedding_dim=4).save_pretrained(tmp_path / "e")
-    assert not (tmp_path / "e" / "rejector").exists()
+    assert not rejector.exists()
 
 
 @pytest.mark.parametrize(
@@ -171,44 +163,32 @@ def test_a_rejector_in_the_folder_is_kept_if_it_is_of_the_same_encoder(tmp_path)
         ("sightline.files._exchange", KeyboardInterrupt()),
     ],
 )
-def test_an_interrupted_save_leaves_the_old_encoder(tmp_path, monkeypatch, moment, error):
+def test_an_interrupted_save_leaves_the_old_encoder(tmp_path, moment, error):
     folder = tiny(seed=1).save_pretrained(tmp_path / "encoder")
-
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(moment, fail)
-    with pytest.raises(type(error)):
+    with patch(moment, side_effect=error), pytest.raises(type(error)):
         tiny(seed=2).save_pretrained(folder)
-    monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [folder]
     assert Encoder.from_pretrained(folder).fingerprint() == tiny(seed=1).fingerprint()
 
 
-@pytest.mark.parametrize(
-    ("call", "facts"),
-    [
-        (lambda: Encoder.create("test_vit2", pooling="cls", image_size=64), ["'cls'", "'test_vit2'"]),
-        (lambda: tiny(resize=20), ["resize", "20", "24"]),
-        (lambda: tiny().encode("a.png"), ["str"]),
-        (lambda: tiny().encode(picture(0)), ["Image"]),
-        (lambda: tiny().encode(np.zeros((5, 5, 4), np.uint8)), ["ndarray"]),
-        (lambda: tiny().encode([picture(0), np.zeros((4, 4, 3))]), ["image 1", "float64"]),
-        (lambda: tiny().encode([np.zeros((3, 4, 5), np.uint8)]), ["image 0", "(3, 4, 5)"]),
-        (lambda: tiny().encode([np.zeros((0, 4, 3), np.uint8)]), ["image 0", "(0, 4, 3)"]),
-        (lambda: tiny().encode([picture(0), "text.toml", "none.png"], 2), ["2 faults", "text.toml", "none.png"]),
-    ],
-)
-def test_what_cannot_be_made_or_encoded_is_refused(call, facts, tmp_path, monkeypatch):
+def test_what_cannot_be_made_encoded_saved_or_loaded_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.toml").write_text("text")
-    assert_refused(facts, call)
-
-
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
     (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.txt").write_text("mine")
-    assert_refused([str(tmp_path / "photos")], tiny().save_pretrained, tmp_path / "photos")
+    (tmp_path / "photos" / "text.toml").write_text("mine")
+    assert_refused(["'cls'", "'test_vit2'"], Encoder.create, "test_vit2", pooling="cls", image_size=64)
+    assert_refused(["resize", "20", "24"], tiny, resize=20)
+    encoder = tiny()
+    for images, *facts in (
+        ("a.png", "str"),
+        (picture(0), "Image"),
+        (np.zeros((5, 5, 4), np.uint8), "ndarray"),
+        ([picture(0), np.zeros((4, 4, 3))], "image 1", "float64"),
+        ([np.zeros((3, 4, 5), np.uint8)], "image 0", "(3, 4, 5)"),
+        ([np.zeros((0, 4, 3), np.uint8)], "image 0", "(0, 4, 3)"),
+        ([picture(0), "photos/text.toml", "none.png"], "2 faults", "text.toml", "none.png"),
+    ):
+        assert_refused(facts, encoder.encode, images, 2)
+    assert_refused([str(tmp_path / "photos")], encoder.save_pretrained, tmp_path / "photos")
     assert [path.read_text() for path in (tmp_path / "photos").iterdir()] == ["mine"]
     assert_refused([SETTINGS_FILE], Encoder.from_pretrained, tmp_path / "none")
 

@@ -33,18 +33,22 @@ def small_models(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_vectors_are_those_of_timm(name, small_models, tmp_path):
+def test_vectors_are_those_of_timm_also_in_upper_stages_saved_and_by_onnx_runtime(
+    name, small_models, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
     side = FAMILIES[name][0]
     encoder = Encoder.create(name, None, "native", image_size=side, feature_norm="none").eval()
     images = torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
+    upper, again = UpperEncoder(encoder, "upper:1").eval(), Encoder.from_pretrained(encoder.save_pretrained(tmp_path / "e"))
     with torch.no_grad():
         expected = normalize(encoder.backbone(images))
-        torch.testing.assert_close(encoder(images), expected, atol=1e-5, rtol=0)
-        upper = UpperEncoder(encoder, "upper:1").eval()
-        torch.testing.assert_close(upper(upper.resting(images)), expected, atol=1e-5, rtol=0)
-        again = Encoder.from_pretrained(encoder.save_pretrained(tmp_path / "encoder"))
-        torch.testing.assert_close(again(images), expected, atol=1e-5, rtol=0)
+        for found in (encoder(images), upper(upper.resting(images)), again(images)):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert again.fingerprint() == encoder.fingerprint()
+    pictures = list(np.random.default_rng(0).integers(0, 256, (3, 70, 80, 3), np.uint8))
+    found, expected = (encoder.encode(pictures, backend=backend) for backend in ("onnx", "torch"))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vit_pe_core_tiny_patch16_384", "vit_base_patch16_siglip_224"])
@@ -68,12 +72,3 @@ def test_images_are_prepared_as_the_model_was_trained(small_models):
     given = Encoder.create("test_resnet", 8, image_size=64)
     assert (given.settings.preprocessing.resize, given.settings.pooling) == (73, "gem")  # as asked, and by convolutions
     assert_refused("'native'", Encoder.create, "tiny", 8, "native", image_size=32)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_onnx_runtime_computes_the_same(name, small_models, tmp_path, monkeypatch):
-    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path))
-    encoder = Encoder.create(name, 16, "native", image_size=FAMILIES[name][0]).eval()
-    pictures = list(np.random.default_rng(0).integers(0, 256, (3, 70, 80, 3), np.uint8))
-    found, expected = (encoder.encode(pictures, backend=backend) for backend in ("onnx", "torch"))
-    np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 
 from refusals import assert_refused
-from sightline import Encoder, InputError
+from sightline import Encoder, Whitening
 from sightline.data.images import load_image
 from sightline.data.transforms import eval_transform
 from sightline.models import inference
-from sightline.models.heads import Whitening
 from sightline.models.inference import onnx_file, open_backend
 
 
@@ -39,26 +38,29 @@ def tiny(**options):
     return Encoder.create("tiny", 8, image_size=32, **options).eval()
 
 
+def assert_as_torch(encoder, images, backend="onnx"):
+    found, expected = (encoder.encode(images, backend=one) for one in (backend, "torch"))
+    assert len(found) == len(images)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    return found
+
+
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
 def test_vectors_are_those_of_torch_in_any_number(backend, capsys):
     encoder = tiny()
     for n in (1, 17, 40):
-        found, expected = (encoder.encode(pictures(n), backend=one) for one in (backend, "torch"))
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert_as_torch(encoder, pictures(n), backend)
     assert capsys.readouterr().err.count("exporting") == 1  # made once, then kept
     assert encoder.encode([], backend=backend).shape == (0, 8)
 
 
 def test_pooling_whitening_and_adapters_are_exported():
-    vectors = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
-    encoders = [tiny(pooling="mean+max").whitened(Whitening.fit(vectors, 5)), tiny(feature_norm="l2")]
-    encoders[1].add_lora(rank=2)
-    for weight in encoders[1].backbone.parameters():
+    vectors, adapted = torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), tiny(feature_norm="l2")
+    adapted.add_lora(rank=2)
+    for weight in adapted.backbone.parameters():
         weight.data += 0.01
-    for encoder in encoders:
-        np.testing.assert_allclose(
-            encoder.encode(pictures(3), backend="onnx"), encoder.encode(pictures(3), backend="torch"), atol=1e-5
-        )
+    for encoder in (tiny(pooling="mean+max").whitened(Whitening.fit(vectors, 5)), adapted):
+        assert_as_torch(encoder, pictures(3))
 
 
 def test_weights_that_change_are_not_answered_from_the_old_export():
@@ -66,9 +68,8 @@ def test_weights_that_change_are_not_answered_from_the_old_export():
     before = encoder.encode(pictures(3), backend="onnx")
     with torch.no_grad():
         next(encoder.backbone.parameters()).mul_(-1)
-    after = encoder.encode(pictures(3), backend="onnx")
+    after = assert_as_torch(encoder, pictures(3))
     assert np.abs(after - before).max() > 1e-3
-    np.testing.assert_allclose(after, encoder.encode(pictures(3), backend="torch"), atol=1e-5)
     copied = copy.deepcopy(encoder)  # without the session, which cannot be copied
     np.testing.assert_array_equal(copied.encode(pictures(3), backend="onnx"), after)
 
@@ -178,32 +179,31 @@ def test_images_that_cannot_be_read_are_all_named(tmp_path):
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"no image")
     pictures(1)[0].save(tmp_path / "c.png")
-    with pytest.raises(InputError) as refused:
-        tiny().encode([tmp_path / name for name in ("a.png", "c.png", "b.png")])
-    assert all(name in str(refused.value) for name in ("a.png", "b.png"))
-    assert "c.png" not in str(refused.value)
+    message = assert_refused(["a.png", "b.png"], tiny().encode, [tmp_path / name for name in ("a.png", "c.png", "b.png")])
+    assert "c.png" not in message
+
+
+def on_its_side():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
 
 
 def test_files_as_people_have_them_give_the_vectors_of_torch(tmp_path):
     picture = pictures(1)[0].resize((90, 60))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
     picture.convert("CMYK").save(tmp_path / "cmyk.jpg")
-    picture.save(tmp_path / "turned.jpg", exif=exif)
+    picture.save(tmp_path / "turned.jpg", exif=on_its_side())
     picture.convert("P").save(tmp_path / "palette.gif", save_all=True, append_images=pictures(2))
     Image.fromarray(np.random.default_rng(0).integers(0, 1 << 16, (50, 70), np.uint16)).save(tmp_path / "deep.png")
     files = sorted(tmp_path.glob("*.*"))
-    found, expected = (tiny().encode(files, backend=backend) for backend in ("onnx", "torch"))
-    assert len(found) == 4
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert len(files) == 4
+    assert_as_torch(tiny(), files)
 
 
 def test_a_large_jpeg_is_decoded_smaller_upright_or_not(tmp_path):
     smooth = pictures(1)[0].resize((400, 300), Image.Resampling.BICUBIC)  # shorter side: 8 x 37, what it is resized to
-    exif = Image.Exif()
-    exif[0x0112] = 6
     smooth.save(tmp_path / "large.jpg", quality=95)
-    smooth.rotate(90, expand=True).save(tmp_path / "turned.jpg", quality=95, exif=exif)
+    smooth.rotate(90, expand=True).save(tmp_path / "turned.jpg", quality=95, exif=on_its_side())
     encoder, transform = tiny(), eval_transform(tiny().settings.preprocessing)
     assert load_image(tmp_path / "large.jpg", None, transform.at_least).size == (100, 75)
     large, turned, whole = encoder.encode([tmp_path / "large.jpg", tmp_path / "turned.jpg", smooth], backend="torch")
@@ -214,11 +214,8 @@ def test_a_large_jpeg_is_decoded_smaller_upright_or_not(tmp_path):
 def test_a_pretrained_encoder_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bundled = Encoder.from_pretrained("bundled")
-    assert (bundled.dim, bundled.settings.pooling, bundled.settings.preprocessing.interpolation) == (
-        1280,
-        "native",
-        "bicubic",
-    )
+    assert (bundled.dim, bundled.settings.pooling) == (1280, "native")
+    assert bundled.settings.preprocessing.interpolation == "bicubic"
     tiny().save_pretrained("bundled")  # a folder goes first
     assert Encoder.from_pretrained("bundled").dim == 8
     assert_refused(r"'resnet51'.*did you mean", Encoder.from_pretrained, "timm:resnet51")

@@ -18,6 +18,7 @@ CASES = [  # channels, height, width, kernel, stride, padding
     (16, 8, 8, 2, 2, 0),
     (32, 4, 4, 5, 4, 3),
 ]
+FORMATS = [torch.contiguous_format, torch.channels_last]
 
 
 def draw(channels, height, width, kernel, seed=0):
@@ -35,25 +36,28 @@ def gradients(tensors, convolve):
     return [result.detach(), *(leaf.grad for leaf in leaves)]
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("case", CASES)
-def test_result_and_gradients_are_those_of_torch(case, memory_format):
-    channels, height, width, kernel, stride, padding = case
-    tensors = draw(channels, height, width, kernel)
-
-    def convolve(images, weight, bias):
-        return F.conv2d(images.contiguous(memory_format=memory_format), weight, bias, stride, padding, groups=channels)
-
-    expected = gradients([tensor.double() for tensor in tensors], convolve)
+def assert_as_torch(tensors, function):
+    expected = gradients([tensor.double() for tensor in tensors], function)
     with QuickBackward():
-        found = gradients(tensors, convolve)
+        found = gradients(tensors, function)
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_result_and_gradients_are_those_of_torch(case):
+    channels, height, width, kernel, stride, padding = case
+    for memory_format in FORMATS:
+
+        def convolve(images, weight, bias, memory_format=memory_format):
+            images = images.contiguous(memory_format=memory_format)
+            return F.conv2d(images, weight, bias, stride, padding, groups=channels)
+
+        assert_as_torch(draw(channels, height, width, kernel), convolve)
+
+
 def assert_same_with_any_threads(tensors, function):
-    before = torch.get_num_threads()
-    found = []
+    before, found = torch.get_num_threads(), []
     try:
         for n_threads in (1, 2):
             torch.set_num_threads(n_threads)
@@ -61,8 +65,7 @@ def assert_same_with_any_threads(tensors, function):
                 found.append(gradients(tensors, function))
     finally:
         torch.set_num_threads(before)
-    for one, two in zip(*found, strict=True):
-        assert torch.equal(one, two)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
 def test_threads_do_not_change_a_bit():
@@ -71,40 +74,38 @@ def test_threads_do_not_change_a_bit():
     assert_same_with_any_threads(tensors, lambda x, w, b: F.batch_norm(x, mean, variance, w, b))
 
 
-@pytest.mark.parametrize(
-    ("tensors", "options"),
-    [
+def test_other_convolutions_and_batch_norms_stay_as_they_are():
+    for (images, weight, bias), options in (
         (draw(16, 5, 5, 3), {"groups": 16, "dilation": 2}),
         (draw(16, 5, 5, 3), {"groups": 16, "padding": "same"}),
         ([tensor.double() for tensor in draw(16, 5, 5, 3)], {"groups": 16}),
         ([torch.ones(1, 16, 5, 5), torch.ones(16, 2, 3, 3), torch.ones(16)], {"groups": 8}),
         ([torch.ones(1, 16, 5, 5), torch.ones(32, 1, 3, 3), torch.ones(32)], {"groups": 16}),
-    ],
-)
-def test_other_convolutions_stay_as_they_are(tensors, options):
-    images, weight, bias = tensors
-    with QuickBackward():
-        result = F.conv2d(images, weight.requires_grad_(), bias, **options)
-    assert result.grad_fn.name() == "ConvolutionBackward0"
+    ):
+        with QuickBackward():
+            result = F.conv2d(images, weight.requires_grad_(), bias, **options)
+        assert result.grad_fn.name() == "ConvolutionBackward0"
+    for images, options in (
+        (torch.ones(4, 16, 3, 3), {"training": True}),
+        (torch.ones(4, 16, 3, 3), {"weight": None}),
+        (torch.ones(4, 16, 3, 3).double(), {}),
+        (torch.ones(4, 16), {}),
+    ):
+        mean, variance, weight, bias = torch.ones(4, 16, dtype=images.dtype).clone()
+        with QuickBackward():
+            result = F.batch_norm(images.requires_grad_(), mean, variance, **{"weight": weight, "bias": bias} | options)
+        assert result.grad_fn.name() == "NativeBatchNormBackward0"
 
 
 def draw_norm(channels, height, width):
     """Images, weight, bias, and running statistics far from 0 and 1."""
     generator = torch.Generator().manual_seed(0)
     images = 3 + 2 * torch.randn(4, channels, height, width, generator=generator)
-    weight, bias = torch.randn(2, channels, generator=generator)
-    return (
-        images,
-        weight,
-        bias,
-        3 + torch.randn(channels, generator=generator),
-        0.5 + torch.rand(channels, generator=generator),
-    )
+    weight, bias, mean = torch.randn(3, channels, generator=generator)
+    return images, weight, bias, 3 + mean, 0.5 + torch.rand(channels, generator=generator)
 
 
-@pytest.mark.parametrize(
-    ("shape", "memory_format"), [((16, 7, 5), torch.contiguous_format), ((48, 32, 3), torch.channels_last)]
-)
+@pytest.mark.parametrize(("shape", "memory_format"), [((16, 7, 5), FORMATS[0]), ((48, 32, 3), FORMATS[1])])
 def test_a_frozen_batch_norm_has_the_result_and_gradients_of_torch(shape, memory_format):
     *tensors, mean, variance = draw_norm(*shape)
 
@@ -112,38 +113,16 @@ def test_a_frozen_batch_norm_has_the_result_and_gradients_of_torch(shape, memory
         images = images.contiguous(memory_format=memory_format)
         return F.batch_norm(images, mean.to(images), variance.to(images), weight, bias, eps=1e-3)
 
-    expected = gradients([tensor.double() for tensor in tensors], normalise)
-    with QuickBackward():
-        found = gradients(tensors, normalise)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "options"),
-    [
-        ((4, 16, 3, 3), torch.float32, {"training": True}),
-        ((4, 16, 3, 3), torch.float32, {"weight": None}),
-        ((4, 16, 3, 3), torch.float64, {}),
-        ((4, 16), torch.float32, {}),
-    ],
-)
-def test_other_batch_norms_stay_as_they_are(shape, dtype, options):
-    images = torch.randn(shape, dtype=dtype, requires_grad=True)
-    mean, variance, weight, bias = torch.ones(4, shape[1], dtype=dtype).clone()
-    with QuickBackward():
-        result = F.batch_norm(images, mean, variance, **{"weight": weight, "bias": bias} | options)
-    assert result.grad_fn.name() == "NativeBatchNormBackward0"
+    assert_as_torch(tensors, normalise)
 
 
 def test_it_is_used_where_a_model_learns_on_a_cpu_alone():
     images = torch.ones(1, 3, 4, 4)
     assert isinstance(quick_backward(images), QuickBackward)
-    with torch.no_grad():
-        assert not isinstance(quick_backward(images), QuickBackward)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not isinstance(quick_backward(images), QuickBackward)
     assert not isinstance(quick_backward(images.to("meta")), QuickBackward)
+    for context in (torch.no_grad(), torch.autocast("cpu", torch.bfloat16)):
+        with context:
+            assert not isinstance(quick_backward(images), QuickBackward)
 
 
 def test_an_efficientnet_learns_the_same():

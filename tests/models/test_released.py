@@ -24,15 +24,14 @@ IMAGES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 def stored_config(monkeypatch):
     """Settings as OmegaConf pickles them, of a package that whoever reads them may not have."""
     package = ModuleType("omegaconf")
-    package.DictConfig = type("DictConfig", (), {"__module__": "omegaconf", "__qualname__": "DictConfig"})
-    package.AnyNode = type("AnyNode", (), {"__module__": "omegaconf", "__qualname__": "AnyNode"})
+    for name in ("DictConfig", "AnyNode"):
+        setattr(package, name, type(name, (), {"__module__": "omegaconf", "__qualname__": name}))
     monkeypatch.setitem(sys.modules, "omegaconf", package)
 
     def stored(value):
-        made = (package.DictConfig if isinstance(value, dict) else package.AnyNode)()
-        made.__dict__ = (
-            {"_content": {key: stored(one) for key, one in value.items()}} if isinstance(value, dict) else {"_val": value}
-        )
+        is_table = isinstance(value, dict)
+        made = (package.DictConfig if is_table else package.AnyNode)()
+        made.__dict__ = {"_content": {key: stored(one) for key, one in value.items()}} if is_table else {"_val": value}
         return made
 
     return stored

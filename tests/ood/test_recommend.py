@@ -69,10 +69,22 @@ def test_auroc_is_scikit_learns():
     module = import_module("sightline.ood.recommend")
     (vectors, labels), rng = clouds(300), np.random.default_rng(0)
     outside, tested = labels > 5, rng.random(300) < 0.4
-    ours = module._auroc("knn", {"k": 3}, vectors, labels, outside, tested, 0, False)
+    ours = module._auroc("knn", {"k": 3}, {"vectors": vectors}, labels, outside, tested, 0, False)
     scorer = ood.create("knn", k=3).fit(vectors[~outside & ~tested])
     chosen = outside | tested
     assert ours == pytest.approx(100 * roc_auc_score(outside[chosen], scorer.score(vectors[chosen])))
+
+
+def test_scorers_of_images_compete_where_the_table_has_their_inputs(monkeypatch):
+    module = import_module("sightline.ood.recommend")
+    monkeypatch.setattr(module, "CANDIDATES", module.CANDIDATES[:1])
+    monkeypatch.setattr(module, "OF_IMAGES", module.OF_IMAGES[:2])
+    plain = table(*clouds())
+    inputs = {"features": plain.vectors, "feature maps": plain.vectors[:, :8] ** 2}
+    given = EmbeddingTable(plain.manifest, plain.vectors, plain.fingerprint, inputs)
+    of_images = {f"gmm_{kind}, n_components=128, shrinkage=auto" for kind in ("pooled", "std")}
+    assert recommend(given).auroc.keys() == {"gmm", *of_images}
+    assert recommend(plain).auroc.keys() == {"gmm"}
 
 
 def test_auto_is_the_default_of_a_rejector(tmp_path):

@@ -69,16 +69,14 @@ def test_energy_with_a_classifier(data):
 
 
 def test_proxies_are_logits_of_unit_vectors():
-    proxies = torch.eye(2, dtype=torch.float64)
-    queries = np.array([[1, 0], [0.7071, 0.7071], [-3, 0]])
-    for scale, expected in (
-        (16.0, [-16.00000011, -12.00685568, -0.00000011]),
-        (1.0, [-1.31326169, -1.40025396, -0.31326169]),
-    ):
-        scorer = ood.create("energy").fit(queries, classifier=classifier_of_proxies(3 * proxies, scale))
-        np.testing.assert_allclose(scorer.score(queries), expected, atol=1e-8, rtol=0)
-    sharp = ood.create("energy").fit(queries, classifier=classifier_of_proxies(proxies, 1e4)).score(queries)
-    np.testing.assert_allclose(sharp / 1e4, -unit(queries).max(1), atol=1e-3)
+    proxies, queries = torch.eye(2, dtype=torch.float64), np.array([[1, 0], [0.7071, 0.7071], [-3, 0]])
+
+    def energies(scale):
+        return ood.create("energy").fit(queries, classifier=classifier_of_proxies(3 * proxies, scale)).score(queries)
+
+    np.testing.assert_allclose(energies(16.0), [-16.00000011, -12.00685568, -0.00000011], atol=1e-8, rtol=0)
+    np.testing.assert_allclose(energies(1.0), [-1.31326169, -1.40025396, -0.31326169], atol=1e-8, rtol=0)
+    np.testing.assert_allclose(energies(1e4) / 1e4, -unit(queries).max(1), atol=1e-3)
 
 
 def test_prototypes_and_centroids_stand_in_for_a_classifier(data):
@@ -115,15 +113,10 @@ def test_gaussians_of_the_specification():
 def test_gmm_by_definition(data, weights, normalise):
     vectors, labels, _, queries = data
     scorer = ood.create("gmm", weights=weights, normalise=normalise).fit(vectors, labels)
-    z, q = (unit(vectors), unit(queries)) if normalise else (vectors, queries)
-    means, inverse, _ = gaussians_by_definition(z, labels)
-    log_pi = [math.log((labels == c).mean()) if weights == "counts" else 0 for c in range(C)]
-    expected = by_rows(
-        lambda z: (
-            -log_sum_exp([p - d / 2 for p, d in zip(log_pi, distances_by_definition(z, means, inverse), strict=True)])
-        ),
-        q,
-    )
+    vectors, unit_queries = (unit(vectors), unit(queries)) if normalise else (vectors, queries)
+    means, inverse, _ = gaussians_by_definition(vectors, labels)
+    log_pi = np.array([math.log((labels == c).mean()) if weights == "counts" else 0 for c in range(C)])
+    expected = [-log_sum_exp(log_pi - np.array(distances_by_definition(z, means, inverse)) / 2) for z in unit_queries]
     np.testing.assert_allclose(scorer.score(queries), expected, rtol=1e-8)
 
 
@@ -137,15 +130,12 @@ def test_gmm_energy_is_scikit_learns_log_likelihood_less_the_stated_constant(dat
     np.testing.assert_allclose(scorer.score(queries) + constant(scorer), -theirs.score_samples(queries), rtol=1e-9)
 
 
-def test_gmm_draws_from_its_own_density(data):
+def test_gmm_draws_from_its_own_density_and_classes_as_its_energy_weighs_them(data):
     vectors, labels, _, _ = data
     scorer = ood.create("gmm", normalise=False).fit(vectors, labels)
     drawn = scorer.sample(40_000, torch.Generator().manual_seed(0)).numpy()
     np.testing.assert_allclose(drawn.mean(0), vectors.mean(0), atol=0.1)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(vectors.T, ddof=0), atol=0.04 * np.trace(np.cov(vectors.T)))
-
-
-def test_gmm_draws_classes_as_its_energy_weighs_them():
     labels = np.repeat([0, 1], [90, 10])
     vectors = np.random.default_rng(0).normal(size=(100, 2)) + 100 * labels[:, None]
     for weights, share in (("counts", 0.9), ("uniform", 0.5)):
@@ -159,12 +149,9 @@ def test_single_items_share_the_mean_of_all():
     vectors, labels = rng.normal(size=(30, 2)), np.array([0] * 14 + [1] * 14 + [2, 3])
     scorer = ood.create("gmm", normalise=False, shrinkage=0.0).fit(vectors, labels)
     means = np.stack([vectors[:14].mean(0), vectors[14:28].mean(0), vectors.mean(0)])
-    about = np.concatenate([vectors[:14] - means[0], vectors[14:28] - means[1], vectors[28:] - means[2]])
-    inverse = np.linalg.inv(about.T @ about / 30)
-    expected = [
-        -log_sum_exp([math.log(n / 30) - (z - m) @ inverse @ (z - m) / 2 for n, m in zip((14, 14, 2), means, strict=True)])
-        for z in vectors
-    ]
+    about = vectors - np.repeat(means, (14, 14, 2), axis=0)
+    inverse, log_pi = np.linalg.inv(about.T @ about / 30), np.log(np.array([14, 14, 2]) / 30)
+    expected = [-log_sum_exp(log_pi - np.array(distances_by_definition(z, means, inverse)) / 2) for z in vectors]
     np.testing.assert_allclose(scorer.score(vectors), expected, rtol=1e-9)
 
 
@@ -239,7 +226,7 @@ def test_soft_knn_by_definition(data):
 
 
 def test_mixture_on_the_sphere_has_the_density_it_should():
-    """In 3 dimensions the cosine to the middle has density proportional to exp(k cos)."""
+    """In 3 dimensions the cosine to the middle has density proportional to exp(k cos); in others Bessel functions say."""
     k, middle = 4.0, torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
     drawn = mixture_on_sphere(middle, k, 50_000, torch.Generator().manual_seed(0))
     assert_close(drawn.norm(dim=1), torch.ones(50_000, dtype=torch.float64))
@@ -248,16 +235,15 @@ def test_mixture_on_the_sphere_has_the_density_it_should():
         share = (math.exp(k * edge) - math.exp(-k)) / (math.exp(k) - math.exp(-k))
         assert (cosines <= edge).mean() == pytest.approx(share, abs=0.006)
     assert abs(float(drawn[:, 0].mean())) < 0.01
-    scorer = ood.create("energy", scale=30.0).fit(np.eye(4), np.arange(4))
-    drawn = scorer.sample(4000, torch.Generator().manual_seed(1))
-    nearest = drawn.argmax(1).bincount()
-    assert (nearest > 850).all()
-    with_bias = ood.Classifier(torch.eye(2), torch.ones(2), unit=True)
-    assert ood.create("energy").fit(np.eye(2), classifier=with_bias).sample(1, torch.Generator()) is None
-
-
-def test_draws_on_the_sphere_have_the_mean_cosine_that_bessel_functions_give():
     for dim, k in ((2, 0.5), (5, 20.0), (64, 20.0)):
         middle = torch.eye(dim, dtype=torch.float64)[:1]
         cosines = mixture_on_sphere(middle, k, 40_000, torch.Generator().manual_seed(0))[:, 0].numpy()
         assert cosines.mean() == pytest.approx(ive(dim / 2, k) / ive(dim / 2 - 1, k), abs=5 * cosines.std() / 200)
+
+
+def test_energy_draws_about_every_prototype_unless_it_has_a_bias():
+    scorer = ood.create("energy", scale=30.0).fit(np.eye(4), np.arange(4))
+    nearest = scorer.sample(4000, torch.Generator().manual_seed(1)).argmax(1).bincount()
+    assert (nearest > 850).all()
+    with_bias = ood.Classifier(torch.eye(2), torch.ones(2), unit=True)
+    assert ood.create("energy").fit(np.eye(2), classifier=with_bias).sample(1, torch.Generator()) is None

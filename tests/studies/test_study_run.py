@@ -13,32 +13,32 @@ import numpy as np
 import pytest
 
 from refusals import assert_refused
-from sightline.data.manifest import read_manifest
-from sightline.evaluation.result import Result
-from sightline.evaluation.tables import evaluate_table
+from sightline import Encoder, Result, embed_manifest, evaluate_table, read_manifest, train
 from sightline.files import locked
-from sightline.models.embed import embed_manifest
-from sightline.models.encoder import Encoder
 from sightline.studies import cells as running
 from sightline.studies.cells import Outcome, read_finished, repeat, result_file, run_cells, run_job, write_job
 from sightline.studies.suite import cells_of, read_suite
-from sightline.training.run import train
 
 SMOKE = Path(__file__).parents[2] / "benchmarks/suites/glyphs-smoke.toml"
 SMALL = {"schedule.epochs=2": "schedule.epochs=1", "sampler.n_batches=4": "sampler.n_batches=2"}
 
 
+def write_suite(folder, changes=()):
+    """The shipped suite with some of its words replaced; its file is smoke.toml."""
+    text = SMOKE.read_text()
+    for old, new in (SMALL | dict(changes)).items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    (folder / "smoke.toml").write_text(text)
+    return read_suite(folder / "smoke.toml")
+
+
 @pytest.fixture
 def cells_in(noise, tmp_path):
-    """The cells of the shipped suite, with some of its words replaced; its file is smoke.toml."""
+    """The cells of a suite so written."""
 
     def read(changes=(), **chosen):
-        text = SMOKE.read_text()
-        for old, new in (SMALL | dict(changes)).items():
-            assert old in text
-            text = text.replace(old, new, 1)
-        (tmp_path / "smoke.toml").write_text(text)
-        return cells_of(read_suite(tmp_path / "smoke.toml"), {"glyphs": noise}, tmp_path / "data", **chosen)
+        return cells_of(write_suite(tmp_path, changes), {"glyphs": noise}, tmp_path / "data", **chosen)
 
     return read
 
@@ -47,11 +47,7 @@ def cells_in(noise, tmp_path):
 def stored(noise, tmp_path_factory):
     """The results of the suite, two losses and two seeds: run as its processes would, without their start."""
     folder = tmp_path_factory.mktemp("stored")
-    text = SMOKE.read_text()
-    for old, new in SMALL.items():
-        text = text.replace(old, new, 1)
-    (folder / "smoke.toml").write_text(text)
-    for cell in cells_of(read_suite(folder / "smoke.toml"), {"glyphs": noise}, folder / "data"):
+    for cell in cells_of(write_suite(folder), {"glyphs": noise}, folder / "data"):
         run_job(write_job(folder, cell))
     return folder
 
@@ -68,10 +64,8 @@ def command(*words: object) -> list[str]:
 
 
 def test_a_suite_leaves_small_results_and_a_page(stored, whole, noise, cells_in, sightline):
-    cells, said = cells_in(), []
-    assert len(read_finished(whole, cells)) == len(cells) == 5
-    results = list((whole / "results").iterdir())
-    assert len(results) == 5
+    cells, said, results = cells_in(), [], list((whole / "results").iterdir())
+    assert len(read_finished(whole, cells)) == len(cells) == len(results) == 5
     assert {"recipe", "loss", "metrics", "machine"} <= json.loads(results[0].read_text()).keys()
     assert all(file.stat().st_size < 20_000 for file in results)
     assert not list((stored / "runs").iterdir()), "run folders are cleared"
@@ -116,14 +110,10 @@ def test_a_cell_interrupted_goes_on_to_the_same_result_and_another_seed_has_anot
     assert stored[cell].differences(outcome) == []
     assert stored[cell].differences(stored[other])[0].startswith("fingerprint: ")
     run_job(job)  # done, and its folder cleared
-
-
-def test_a_run_folder_of_another_recipe_starts_again_and_keep_leaves_the_encoder(whole, cells_in, tmp_path):
-    (cell,) = cells_in(only=["Smooth-AP"], seeds=[0])
-    job = write_job(tmp_path, cell, keep=True)
+    job = write_job(tmp_path / "again", cell, keep=True)  # a run folder of another recipe starts again
     train(cell.recipe.model_copy(update={"seed": 5}), job.parent / "run", max_minutes=0)
     run_job(job)
-    assert read_finished(whole, [cell])[cell].differences(Outcome.read(result_file(tmp_path, cell))) == []
+    assert stored[cell].differences(Outcome.read(result_file(tmp_path / "again", cell))) == []
     assert (job.parent / "run/encoder").is_dir()
 
 
@@ -155,23 +145,20 @@ def test_repeated_runs_are_compared_to_the_last_bit(whole, cells_in, monkeypatch
     assert [line.partition(":")[0] for line in repeat(whole, cells)[cells[0]]] == ["map"]
 
 
-def test_suites_that_share_a_folder_share_their_runs(whole, cells_in, monkeypatch):
+def test_suites_that_share_a_folder_share_their_runs(whole, cells_in, tmp_path, monkeypatch):
     renamed = {'["recall@1", "map@r",': '["map@r", "recall@1",', 'name = "ROADMAP"': 'name = "R"', '"ROADMAP" =': '"R" ='}
-    said = []
-    monkeypatch.setattr(running, "write_job", lambda *_: pytest.fail("nothing is left to run"))
-    same = {'"loss.name=smooth_ap"': '"loss.name=smooth_ap", "loss.tau=1e-2"'}
-    run_cells(whole, cells_in(renamed | same), say=said.append)
+    same, said = {'"loss.name=smooth_ap"': '"loss.name=smooth_ap", "loss.tau=1e-2"'}, []
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "write_job", lambda *_: pytest.fail("nothing is left to run"))
+        run_cells(whole, cells_in(renamed | same), say=said.append)
     assert len(said) == 1
     changed = cells_in({'"loss.name=roadmap"': '"loss.name=roadmap", "loss.weight=0.3"'}, seeds=[0])
     done = read_finished(whole, changed)
     assert [cell.row.name for cell in changed if cell not in done] == ["ROADMAP"], "what changed runs again"
-
-
-def test_a_result_without_a_metric_that_is_wanted_is_not_taken(whole, cells_in, tmp_path):
     (before,) = cells_in(only=["before training"])
     (cell,) = cells_in({'"severity@1"': '"severity@1", "severity@7"'}, only=["before training"])
     assert cell.key == before.key
-    assert read_finished(whole, [cell]) == {}
+    assert read_finished(whole, [cell]) == {}, "it lacks a metric that is wanted"
     run_job(write_job(tmp_path, cell))
     assert read_finished(tmp_path, [before]), "more than is wanted serves too"
 

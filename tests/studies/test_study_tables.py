@@ -16,9 +16,7 @@ from sightline.studies.papers import published_tables, published_value, read_pub
 from sightline.studies.suite import PaperTable, Suite
 from sightline.studies.suite_page import as_markdown, beside_published, draw_curves, tables_of, write_page
 
-BASE = {
-    "title": "t", "recipe": "glyphs", "seeds": [0, 1], "metrics": ["map", "severity@1"], "baseline": "A",
-}  # fmt: skip
+BASE = {"title": "t", "recipe": "glyphs", "seeds": [0, 1], "metrics": ["map", "severity@1"], "baseline": "A"}
 ROWS = [{"name": "A"}, {"name": "B"}, {"name": "C"}]
 # By row and seed, the values of four classes, each of one query; worked out by hand below.
 MAP = {
@@ -58,23 +56,19 @@ class Named(SimpleNamespace):
 
 def test_mean_deviation_places_and_the_paired_test():
     (table,) = tables_of(suite_of(), done_of(suite_of()))
-    a, b, c = (table.entries()[row] for row in "ABC")
-    assert [one["map"]["mean"] for one in (a, b, c)] == pytest.approx([0.5, 0.65, 0.5])
-    assert [one["map"]["deviation"] for one in (a, b, c)] == pytest.approx([0, 0.05 * 2**0.5, 0], abs=1e-12)
-    assert [one["map"]["place"] for one in (a, b, c)] == [2, 1, 2], "equal means share a place"
-    assert [one["severity@1"]["mean"] for one in (a, b, c)] == pytest.approx([1.5, 1, 3])
-    assert [one["severity@1"]["place"] for one in (a, b, c)] == [2, 1, 3], "lower is better"
+    map_, severity = ([table.entries()[row][name] for row in "ABC"] for name in ("map", "severity@1"))
+    assert [one["mean"] for one in map_] == pytest.approx([0.5, 0.65, 0.5])
+    assert [one["deviation"] for one in map_] == pytest.approx([0, 0.05 * 2**0.5, 0], abs=1e-12)
+    assert [one["place"] for one in map_] == [2, 1, 2], "equal means share a place"
+    assert [one["mean"] for one in severity] == pytest.approx([1.5, 1, 3])
+    assert [one["place"] for one in severity] == [2, 1, 3], "lower is better"
     assert table.n_classes == 4
     assert table.frame["seeds"].to_list() == [2] * 6
-    (table,) = tables_of(suite_of(), done_of(suite_of()))
     # Over seeds: A .3 .4 .6 .7; B .4 .6 .7 .9 is .1 .2 .1 .2 above it; C .2 .5 .6 .7 by -.1 .1 0 0.
-    assert table.entries()["A"]["map"]["difference"] is None
-    assert table.entries()["B"]["map"]["difference"] == pytest.approx(0.15)
-    assert table.entries()["C"]["map"]["difference"] == pytest.approx(0, abs=1e-7)
-    assert table.entries()["B"]["map"]["p"] == pytest.approx(2 * 2 / 16)  # 2 of 16 arrangements of signs, for two rows
-    assert table.entries()["C"]["map"]["p"] == pytest.approx(1)
-    # Severity of B is 1, of A 1.5, where both have one: two queries.
-    assert table.entries()["B"]["severity@1"]["difference"] == pytest.approx(-0.5)
+    assert map_[0]["difference"] is None
+    assert [one["difference"] for one in map_[1:]] == pytest.approx([0.15, 0], abs=1e-7)
+    assert [one["p"] for one in map_[1:]] == pytest.approx([2 * 2 / 16, 1])  # 2 of 16 arrangements of signs, two rows
+    assert severity[1]["difference"] == pytest.approx(-0.5)  # B is 1, A 1.5, where both have one: two queries
 
 
 def test_a_suite_under_way_shows_what_there_is():
@@ -108,13 +102,11 @@ def test_our_means_stand_beside_the_published_ones():
     suite = suite_of()
     (table,) = tables_of(suite, done_of(suite))
     rows = {"A": "Fast-AP", "B": "ROADMAP", "C": "Smooth-AP"}
-    published = PaperTable(
-        table="tpami_table01", title="I", datasets=("SOP", "iNaturalist"), metrics={"map": "mAP@R"}, rows=rows
-    )
-    found = beside_published(table, published)
-    values = {(dataset, row): (ours, theirs) for dataset, _, row, ours, theirs in found.rows()}
-    assert values["SOP", "B"] == pytest.approx((65.0, 55.7))
-    assert values["iNaturalist", "C"] == pytest.approx((50.0, 26.5))
+    given = {"table": "tpami_table01", "title": "I", "datasets": ("SOP", "iNaturalist"), "metrics": {"map": "mAP@R"}}
+    published = PaperTable(**given, rows=rows)
+    values = {(dataset, row): found for dataset, _, row, *found in beside_published(table, published).rows()}
+    assert values["SOP", "B"] == pytest.approx([65.0, 55.7])
+    assert values["iNaturalist", "C"] == pytest.approx([50.0, 26.5])
     text = as_markdown(suite_of(published=[published]), Path("s.toml"), done_of(suite), 6, {})
     assert "|  | map here | map on SOP | map on iNaturalist |\n| --- | ---: | ---: | ---: |\n| A | 50.0 |" in text
     assert "| C | 50.0 | 54.3 | 26.5 |" in text
@@ -122,8 +114,7 @@ def test_our_means_stand_beside_the_published_ones():
     assert "map with SOP +0.82 (p = " in text
     metrics, rows = {"map": "R@1", "severity@1": "R@10"}, {"A": "ProxyNCA", "B": "Triplet SH"}
     published = PaperTable(table="tpami_table04", title="IV", datasets=("SOP",), metrics=metrics, rows=rows)
-    suite = suite_of(published=[published])
-    text = as_markdown(suite, Path("s.toml"), done_of(suite), 6, {})
+    text = as_markdown(suite_of(published=[published]), Path("s.toml"), done_of(suite), 6, {})
     assert "Too few rows to say" in text
     assert "| A | 50.0 | – | 73.7 | – |" in text
 
@@ -141,15 +132,10 @@ def test_the_page_keeps_what_people_wrote(tmp_path):
 def test_sweeps_become_rows_and_a_picture(tmp_path):
     sweep = {"name": "R", "key": "loss.weight", "values": [0.1, 1], "label": "w", "figure": "f λ", "metric": "map"}
     suite = suite_of(rows=[], sweeps=[sweep | {"log": True}], baseline="R, w 0.1")
-    assert [(row.name, row.set) for row in suite.all_rows] == [
-        ("R, w 0.1", ("loss.weight=0.1",)),
-        ("R, w 1", ("loss.weight=1",)),
-    ]
-    done = {
-        Named(row=row, data="d", seed=seed): outcome("AB"[place], seed)
-        for place, row in enumerate(suite.all_rows)
-        for seed in (0, 1)
-    }
+    rows = suite.all_rows
+    assert {row.name: row.set for row in rows} == {"R, w 0.1": ("loss.weight=0.1",), "R, w 1": ("loss.weight=1",)}
+    each = itertools.product(zip("AB", rows, strict=True), (0, 1))
+    done = {Named(row=row, data="d", seed=seed): outcome(values, seed) for (values, row), seed in each}
     assert draw_curves(suite, done, tmp_path, "s") == {"s-f.png": "map against w: R"}
     written = (tmp_path / "s-f.png").read_bytes()
     assert written.startswith(b"\x89PNG")

@@ -29,6 +29,12 @@ def embed(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0,
+    scorer_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--scorer-inputs", help="Also store features and deviations of feature maps, for `ood fit --scorer heat`."
+        ),
+    ] = False,
     backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
@@ -46,14 +52,17 @@ def embed(
     if longest is None and scale is not None:
         raise InputError("--scale is for images at their own size; add --longest")
     size = None if longest is None else OwnSize(longest, tuple(scale or (1.0,)))
+    if size is not None and scorer_inputs:
+        raise InputError("--scorer-inputs are of squares; leave out --longest")
     if size is not None and backend not in ("auto", "torch"):
         raise InputError(f"--longest computes with torch; leave out --backend {backend}")
     model = read_encoder(encoder, trust, backend)
     if size is None:
-        table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
+        table = embed_manifest(model, manifest, batch_size, workers, show_progress=True, scorer_inputs=scorer_inputs)
     else:
         table = embed_at_own_size(model, manifest, size, batch_size, show_progress=True)
-    echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
+    further = "".join(f", {kind} of {rows.shape[1]}" for kind, rows in table.inputs.items())
+    echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}{further}")
 
 
 def whiten(

@@ -244,7 +244,14 @@ def report(
     with needs_extra("a report", "report"):
         from sightline.report.page import ReportOptions, write_report
     from sightline.models.inference import check_backend
-    from sightline.report.subject import UNTRAINED, held_rejector, read_outliers, read_subject, read_untrained
+    from sightline.report.subject import (
+        UNTRAINED,
+        held_rejector,
+        needs_inputs,
+        read_outliers,
+        read_subject,
+        read_untrained,
+    )
 
     check_backend(backend)
     detector = detector or held_rejector(Path(subject))
@@ -254,7 +261,8 @@ def report(
         raise InputError("--against-name needs --against")
     summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
     read: dict[str, Any] = {"show_progress": True, "trust": trust, "backend": backend}
-    shown = read_subject(Path(subject), split=split, name=page.name, codes=page.codes, **read)
+    needs = needs_inputs(detector)
+    shown = read_subject(Path(subject), split=split, name=page.name, codes=page.codes, scorer_inputs=needs, **read)
     other = None
     if against == UNTRAINED:
         other = read_untrained(shown, name=page.against_name, **read)

@@ -14,6 +14,8 @@ from sightline.errors import InputError, choose, needs_extra
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
+    from sightline.gallery.gallery import Gallery
+    from sightline.ood.rejector import Rejector
 
 PICTURES = (".svg", ".png")
 app = typer.Typer(no_args_is_help=True, help="Detect out-of-distribution images.")
@@ -35,6 +37,10 @@ class ScorerOptions:
         list[str] | None, typer.Option("--option", help="Option of the scorer: name=value, value in JSON; repeatable.")
     ] = None
     trust: Annotated[bool, typer.Option("--trust", help="Allow importing package.module:Name.")] = False
+
+    def of_scorer(self) -> dict[str, object]:
+        """The scorer's own options."""
+        return {name: _value(text) for name, text in named_values("--option", self.option or []).items()}
 
 
 @app.command()
@@ -58,6 +64,10 @@ def fit(
         str,
         typer.Option(help="Calibrate on a fifth of the classes or of the images; auto: of the classes, if there are 20."),
     ] = "auto",
+    per_label: Annotated[
+        int | None,
+        typer.Option(min=0, help="Label level to calibrate a threshold for each label of; default: one for all."),
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="What search does with out-of-distribution queries: reject, flag or ignore.")
     ] = "reject",
@@ -71,11 +81,11 @@ def fit(
         embedded, generation = read_table(table), None
         matched = None if gallery_table is None else read_table(gallery_table)
     else:
-        embedded, matched, generation, out = _gallery(str(gallery), out)
+        embedded, matched, generation, out = _gallery(str(gallery), out, options)
     if out is None:
         raise InputError("give --out, the folder to write")
     check_place(out)
-    scorer_options = {name: _value(text) for name, text in named_values("--option", options.option or []).items()}
+    scorer_options = options.of_scorer()
     if taken := scorer_options.keys() & signature(fit_rejector).parameters.keys():
         raise InputError(f"--option {min(taken)}: not an option of the scorer; use the command's own --{min(taken)}")
     rejector = fit_rejector(
@@ -89,17 +99,24 @@ def fit(
         options.seed,
         show_progress=True,
         hold_out=choose(HOLD_OUTS, hold_out, "--hold-out"),
+        per_label=per_label,
         trust=options.trust,
         **scorer_options,
     )
     rejector.generation = generation
-    share, accepted = f"{100 * tpr:g} %", 100 * (rejector.scorer.acceptance or 0)
-    saved = f"{rejector.save(out)}: {rejector.scorer.name}, accepts {accepted:.3g} % of in-distribution images"
-    for line in filter(None, (rejector.advice, saved, *rejector.scorer.notes)):
+    _print_fitted(rejector, rejector.save(out), tpr, has_gallery=gallery is not None)
+
+
+def _print_fitted(rejector: "Rejector", folder: Path, tpr: float, has_gallery: bool) -> None:
+    """What was fitted and why, what it promises, and the thresholds."""
+    scorer = rejector.scorer
+    saved = f"{folder}: {scorer.name}, accepts {100 * (scorer.acceptance or 0):.3g} % of in-distribution images"
+    labels = rejector.by_label and rejector.by_label.as_text()
+    for line in filter(None, (rejector.advice, saved, labels, *scorer.notes)):
         echo(line)
     if rejector.similarity_threshold is not None:
-        echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {share} of matches")
-    elif gallery is not None:
+        echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {100 * tpr:g} % of matches")
+    elif has_gallery:
         echo("no similarity threshold: no two items share a label")
 
 
@@ -119,6 +136,8 @@ def recalibrate(
 
     loaded = Rejector.load(rejector, trust=trust)
     before = loaded.scorer.threshold
+    if loaded.by_label is not None:
+        raise InputError(f"{rejector}: has thresholds by label, which a log of energies cannot replace; fit it again")
     energies = logged_energies(log, before, gallery)
     loaded.scorer.calibrate_on(energies, tpr)
     accepted = 100 * (loaded.scorer.acceptance or 0)
@@ -133,9 +152,10 @@ def recalibrate(
 def scorers() -> None:
     """List the scorers of `sightline ood fit --scorer` with their options, those of other packages included."""
     from sightline.ood import SCORERS
+    from sightline.ood.rejector import GIVEN
 
     for name in SCORERS:
-        if SCORERS.find(name).needs == ("vectors",):  # type: ignore[attr-defined]
+        if {*SCORERS.find(name).needs} <= {*GIVEN}:  # type: ignore[attr-defined]
             summary = sub(r":\w+:`(\w+)`", r"\1", SCORERS.summary(name)).replace("``", "`")  # without reStructuredText
             echo(f"{name} ({', '.join(SCORERS.options(name)) or 'no options'}): {summary}")
 
@@ -173,13 +193,14 @@ def evaluate(
         if table is not None:
             loaded.check_encoder(table.fingerprint, name)
             table.check_finite()
-    energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
-    result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
+    energies = {name: loaded.energies(table) for name, table in tables.items()}
+    result = DetectionResult(loaded.energies(belonging), energies)
     rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)
     echo(result.as_text(interval))
     threshold = loaded.scorer.threshold or 0.0
-    sets = {"in-distribution": result.inside, **energies}
-    echo("rejected: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in sets.items()))
+    sets = {"in-distribution": (belonging, result.inside)} | {name: (tables[name], energies[name]) for name in tables}
+    refused = {name: float((found > loaded.thresholds(one)).mean()) for name, (one, found) in sets.items()}
+    echo("rejected: " + ", ".join(f"{100 * share:.1f} % of {name}" for name, share in refused.items()))
     if gallery is not None:
         shares = ", ".join(f"{100 * rate:.1f} % against {name}" for name, rate in rates.items())
         echo(f"identified at a false alarm rate of {100 * far:g} %: {shares}")
@@ -191,21 +212,46 @@ def evaluate(
         draw_detection(result, plot, threshold)
 
 
-def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, EmbeddingTable | None, int | None, Path]":
+def _gallery(
+    address: str, out: Path | None, options: ScorerOptions
+) -> "tuple[EmbeddingTable, EmbeddingTable | None, int | None, Path]":
     """The gallery's items, the same again if some share a label, its generation if the rejector goes inside, and where."""
     from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery
     from sightline.gallery.ingest import gallery_table
+    from sightline.ood.rejector import check_place
 
     with Gallery.open(address, read_only=True) as opened:
         if out is None and not opened.capabilities.keeps_models:
             raise InputError(f"{opened.address}: this kind of gallery cannot store a rejector; give --out")
         generation = opened.generation if out is None else None  # read before the items, which may be newer
-        table = gallery_table(opened)
         folder = out or Path(opened.address) / REJECTOR_FOLDER
         if out is None and folder.is_symlink():
             raise InputError(f"{folder}: is a link, which is not followed; give --out, the folder to write")
+        check_place(folder)
+        table = gallery_table(opened)
+        table = _embedded_again(opened, table, options)
     can_match = table.manifest.n_levels > 0 and bool(table.manifest.table["label_0"].is_duplicated().any())
     return table, table if can_match else None, generation, folder
+
+
+def _embedded_again(gallery: "Gallery", table: "EmbeddingTable", options: ScorerOptions) -> "EmbeddingTable":
+    """The table with inputs of scorers, if the scorer takes them: a gallery keeps vectors alone."""
+    from sightline.gallery.gallery import ENCODER_FOLDER
+    from sightline.gallery.ingest import with_scorer_inputs
+    from sightline.ood.rejector import wants_images
+
+    wanted = options.scorer, options.of_scorer()
+    has_encoder = gallery.model_folder(ENCODER_FOLDER) is not None
+    if not wants_images(*wanted, has_encoder, trust=options.trust):
+        return table
+    encoder = gallery.encoder(options.trust)
+    if not wants_images(*wanted, encoder.has_feature_maps, trust=options.trust):
+        return table
+    echo(f"embedding the images of {gallery.address} again: the scorer takes more than vectors", err=True)
+    try:
+        return with_scorer_inputs(gallery, table, encoder)
+    except InputError as error:
+        raise InputError(f"{error}; --scorer heat --option 'priors=[\"gmm\"]' takes vectors alone") from error
 
 
 def _value(text: str) -> object:

@@ -1,8 +1,8 @@
 """Ids, vectors, labels, encoder fingerprint: the file every later stage reads."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ from sightline.data.manifest import UNREADABLE, Manifest, label_columns, table_f
 from sightline.errors import InputError, named_errors, names, raise_faults
 from sightline.files import replaced
 
-FORMAT = "1"
+FORMAT, WITH_INPUTS = "1", "2"
+INPUT_COLUMNS = {"features": "scorer_features", "feature maps": "scorer_deviations"}  # of format 2
 PIECE = 65_536  # rows read at once
 
 
@@ -25,13 +26,22 @@ class EmbeddingTable:
         manifest: the images, in the order of the vectors.
         vectors: (N, D) float32.
         fingerprint: of the encoder that made them.
+        inputs: what else scorers of :mod:`sightline.ood` take, ``features`` and ``feature maps``, an (N, C) array each, as
+            :meth:`Encoder.scorer_inputs` returns them; empty in a table of vectors alone.
     """
 
     manifest: Manifest
     vectors: NDArray[np.float32]
     fingerprint: str
+    inputs: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for kind, rows in self.inputs.items():
+            if kind not in INPUT_COLUMNS or rows.ndim != 2 or len(rows) != len(self.manifest):
+                raise InputError(
+                    f"inputs must be (N, C) arrays named {names(INPUT_COLUMNS)}, a row for each of {len(self.manifest)} "
+                    f"images, got {kind!r} of shape {rows.shape}"
+                )
         if self.vectors.ndim != 2 or len(self.manifest) != len(self.vectors):
             raise InputError(
                 f"vectors must be (N, D), a row for each of {len(self.manifest)} images, got shape {self.vectors.shape}"
@@ -48,7 +58,18 @@ class EmbeddingTable:
     def where(self, rows: pl.Expr) -> "EmbeddingTable":
         """The table of the rows for which the expression holds."""
         kept = self.manifest.table.select(pl.int_range(pl.len()).filter(rows)).to_series().to_numpy()
-        return EmbeddingTable(self.manifest.where(rows), self.vectors[kept], self.fingerprint)
+        inputs = {kind: values[kept] for kind, values in self.inputs.items()}
+        return EmbeddingTable(self.manifest.where(rows), self.vectors[kept], self.fingerprint, inputs)
+
+    def scorer_inputs(self, needs: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """The inputs that a scorer needs, by name; refused if the table has vectors alone."""
+        known = {"vectors": self.vectors, **self.inputs}
+        if missing := [kind for kind in needs if kind not in known]:
+            raise InputError(
+                f"{self.manifest.source}: the scorer takes {' and '.join(missing)}, the table has {names(known)}; "
+                "embed the images with `sightline embed --scorer-inputs`"
+            )
+        return {kind: known[kind] for kind in needs}
 
     def split(self, name: str) -> "EmbeddingTable":
         """The rows of one split; refused if there are none."""
@@ -56,25 +77,31 @@ class EmbeddingTable:
         return self.where(pl.col("split") == name)
 
     def check_finite(self) -> None:
-        """Refuse vectors with values that are not finite, by the id of the first such image."""
+        """Refuse vectors and other inputs with values that are not finite, by the id of the first such image."""
         is_finite = np.isfinite(self.vectors).all(1)
+        for rows in self.inputs.values():
+            is_finite &= np.isfinite(rows).all(1)
         if not is_finite.all():
             found = self.ids[int(is_finite.argmin())]
             raise InputError(f"{self.manifest.source}: the vector of {found!r} has values that are not finite")
 
     def write(self, file: Path) -> Path:
-        """Write one Parquet file, complete or not at all: the manifest's columns and ``vector``."""
-        column = pl.Series("vector", self.vectors, dtype=pl.Array(pl.Float32, self.vectors.shape[1]))
+        """Write one Parquet file, complete or not at all: the manifest's columns, ``vector``, and inputs of scorers."""
+        further = {INPUT_COLUMNS[kind]: rows for kind, rows in sorted(self.inputs.items())}
+        columns = [
+            pl.Series(name, rows, dtype=pl.Array(pl.Float32, rows.shape[1]))
+            for name, rows in {"vector": self.vectors, **further}.items()
+        ]
         described = {
-            "sightline_format": FORMAT,
+            "sightline_format": WITH_INPUTS if further else FORMAT,
             "fingerprint": self.fingerprint,
             "root": str(self.manifest.root.resolve()),
             "n_levels": str(self.manifest.n_levels),
         }
-        described["checksum"] = _checksum(self.manifest.table, self.vectors, described)
+        described["checksum"] = _checksum(self.manifest.table, [self.vectors, *further.values()], described)
         with replaced(Path(file)) as scratch:
             # Random mantissas do not compress: lz4 keeps the text small and reads at the speed of the disk.
-            self.manifest.table.with_columns(column).write_parquet(scratch, compression="lz4", metadata=described)
+            self.manifest.table.with_columns(columns).write_parquet(scratch, compression="lz4", metadata=described)
         return Path(file)
 
     @staticmethod
@@ -95,14 +122,16 @@ class EmbeddingTable:
             described = pl.read_parquet_metadata(file)
             table = pl.read_parquet(file)
         found = described.get("sightline_format")
-        if found != FORMAT or "vector" not in table.columns:
-            raise InputError(f"{file}: must be an embedding table of format {FORMAT}, found {found}")
-        rows = table.drop("vector")
+        if found not in (FORMAT, WITH_INPUTS) or "vector" not in table.columns:
+            raise InputError(f"{file}: must be an embedding table of format {FORMAT} or {WITH_INPUTS}, found {found}")
+        further = {} if found == FORMAT else {k: name for k, name in INPUT_COLUMNS.items() if name in table.columns}
+        rows = table.drop("vector", *further.values())
         unusable = (ValueError, KeyError, OverflowError, *UNREADABLE)
         with named_errors(file, "not an embedding table that can be used", *unusable):
             n_levels, root, fingerprint = int(described["n_levels"]), Path(described["root"]), described["fingerprint"]
             words = ["id", "path", "split", *label_columns(min(n_levels, len(rows.columns)))]
             vectors = table["vector"].to_numpy(writable=True)
+            inputs = {kind: table[name].to_numpy(writable=True) for kind, name in further.items()}
             missing = [name for name in words if name not in rows.columns or rows[name].null_count()]
             checksum = described.pop("checksum", None)  # None in tables that were written before there was one
             rules = {
@@ -113,11 +142,11 @@ class EmbeddingTable:
                 f"no column {names(missing)} without empty values": not missing,
             }
             raise_faults(file, [rule for rule, holds in rules.items() if not holds])
-            if checksum is not None and checksum != _checksum(rows, vectors, described):
+            arrays = [vectors, *(inputs[kind] for kind in sorted(inputs))]
+            if checksum is not None and checksum != _checksum(rows, arrays, described):
                 raise ValueError("the file is damaged: its checksum is wrong")
-            return cls(
-                Manifest(file, root, rows.with_columns(pl.col(words).cast(pl.String)), n_levels), vectors, fingerprint
-            )
+            manifest = Manifest(file, root, rows.with_columns(pl.col(words).cast(pl.String)), n_levels)
+            return cls(manifest, vectors, fingerprint, inputs)
 
 
 def read_pieces(file: Path) -> tuple[str, Callable[[], Iterator[NDArray[np.float32]]]]:
@@ -133,9 +162,11 @@ def read_pieces(file: Path) -> tuple[str, Callable[[], Iterator[NDArray[np.float
     )
 
 
-def _checksum(rows: pl.DataFrame, vectors: NDArray[np.float32], described: dict[str, str]) -> str:
-    """A hash of what a table says: its rows, vectors and description, whatever file they lie in."""
-    digest = hashlib.sha256(np.ascontiguousarray(vectors, "<f4").data)
+def _checksum(rows: pl.DataFrame, arrays: Sequence[NDArray[np.float32]], described: dict[str, str]) -> str:
+    """A hash of what a table says: its rows, vectors, inputs of scorers and description, whatever file they lie in."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, "<f4").data)
     digest.update(repr([(name, described.get(name)) for name in ("fingerprint", "root", "n_levels")]).encode())
     for column in rows:
         digest.update(f"{column.name} {column.dtype}".encode())

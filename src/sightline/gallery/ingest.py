@@ -7,7 +7,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,13 @@ from sightline.gallery.gallery import (
     stored_path,
 )
 from sightline.gallery.relabel import keep_correction
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.progress import tracked
 from sightline.ranking.refine import augment_gallery
+from sightline.ranking.similarity import unit
 
+SAME_IMAGE = 0.99  # cosine of two vectors of an image, by backends of different precision
 CHUNK = 512  # images embedded and committed at a time
 LIST = Path("the list of images")  # where a manifest of listed files comes from, for messages
 Images = Manifest | EmbeddingTable
@@ -425,6 +428,31 @@ def gallery_table(gallery: Gallery) -> EmbeddingTable:
     columns |= {f"label_{level}": [row[level] for row in labels] for level in range(n_levels)}
     manifest = Manifest(Path(gallery.address), Path(gallery.address), pl.DataFrame(columns), n_levels)
     return EmbeddingTable(manifest, gallery.vectors(ids), gallery.identity.fingerprint)
+
+
+def with_scorer_inputs(gallery: Gallery, table: EmbeddingTable, encoder: Encoder) -> EmbeddingTable:
+    """The table of a gallery's items with what scorers take besides vectors, from their images.
+
+    Args:
+        gallery: left as it is.
+        table: by :func:`gallery_table`.
+        encoder: the gallery's.
+    """
+    missing = [id_ for id_, path in zip(table.ids, table.manifest.table["path"], strict=True) if not path]
+    if missing:
+        raise InputError(f"{gallery.address}: {len(missing)} items have no image, the first is {missing[0]!r}")
+    known = gallery.metadata(table.ids)
+    boxes = [pl.Series(side, [row.get(side) for row in known], pl.Int64, strict=False) for side in BOX]
+    manifest = replace(table.manifest, table=table.manifest.table.with_columns(boxes))
+    found = embed_manifest(encoder, manifest, show_progress=True, scorer_inputs=True)
+    far = (unit(torch.from_numpy(found.vectors)) * unit(torch.from_numpy(table.vectors))).sum(1) < SAME_IMAGE
+    if far.any():
+        first = table.ids[int(far.nonzero()[0])]
+        raise InputError(
+            f"{gallery.address}: {int(far.sum())} images are no longer those of its vectors, the first is {first!r}; "
+            "index them again with `sightline index add`"
+        )
+    return replace(table, inputs=found.inputs)
 
 
 def write_augmented(gallery: Gallery, folder: Path, k: int, alpha: float = 2.0, index: str = "auto") -> int:

@@ -1,7 +1,7 @@
 """From queries to answers: search, refinement, metadata, and the rejector's verdict."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,11 +134,12 @@ def query(
     *,
     own: Sequence[str | None] | None = None,
     rejector: Rejector | None = None,
+    inputs: Mapping[str, NDArray[np.floating[Any]]] | None = None,
 ) -> list[Answer]:
     """An answer to each query.
 
     The verdict is about the query's own vector and its best match in the whole gallery, before filters, expansion and
-    re-ranking.
+    re-ranking. If the rejector needs more than vectors, items of the gallery belong, without an energy.
 
     Args:
         gallery: what to search.
@@ -146,6 +147,7 @@ def query(
         options: of the queries.
         own: the id of each query that is an item of the gallery, which does not find itself; None for one that is not.
         rejector: judges which queries are out-of-distribution and which have a match; None for no verdict.
+        inputs: what the rejector needs besides vectors, of the queries that are no items, in their order.
     """
     vectors = checked_vectors(vectors, gallery.identity.dim, "dot")
     own = [None] * len(vectors) if own is None else list(own)
@@ -153,7 +155,7 @@ def query(
     policy = None if rejector is None else options.policy or rejector.policy
     verdicts: Sequence[Verdict | None] = [None] * len(vectors)
     if rejector is not None:
-        verdicts = rejector.judge(vectors, *best_matches(gallery, vectors, own))
+        verdicts = _verdicts(rejector, gallery, vectors, own, inputs or {})
     asked = filter_names(options.where) if options.explain and options.where is not None and not known else []
     unknown = tuple(name for name in asked if not gallery.filter(f"metadata[{name!r}] != None"))
     candidates = gallery.count(options.where)
@@ -163,6 +165,23 @@ def query(
         hits = [Hit(str(id_), float(score), known[id_]) for id_, score in pairs if id_ is not None]
         answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation, candidates))
     return answers
+
+
+def _verdicts(
+    rejector: Rejector,
+    gallery: Gallery,
+    vectors: NDArray[np.float32],
+    own: Sequence[str | None],
+    inputs: Mapping[str, NDArray[np.floating[Any]]],
+) -> list[Verdict]:
+    scores, is_item = best_matches(gallery, vectors, own)
+    if not rejector.needs_images:
+        return rejector.judge(vectors, scores, is_item)
+    shown = np.array([name is None for name in own], bool)
+    judged = iter(
+        rejector.judge({**inputs, "vectors": vectors[shown]}, scores[shown], is_item[shown]) if shown.any() else ()
+    )
+    return [next(judged) if by_image else rejector.of_item(float(scores[q])) for q, by_image in enumerate(shown)]
 
 
 def _found(
@@ -208,13 +227,17 @@ def ask(
         known = gallery.metadata(ids)
     except InputError as error:
         raise InputError(f"{error}; there is no image or folder of that name either") from error
-    vectors = np.empty((0, gallery.identity.dim), np.float32)
+    given = {"vectors": np.empty((0, gallery.identity.dim), np.float32)}
     if images:
         encoder = gallery.encoder() if encoder is None else encoder
         gallery.check_encoder(encoder)
-        vectors = encoder.encode(images, n_workers=n_workers)
-    vectors = np.concatenate([vectors, gallery.vectors(ids)])
-    answers = query(gallery, vectors, options, own=[*[None] * len(images), *ids], rejector=rejector)
+        with_inputs = rejector is not None and rejector.needs_images
+        encode = encoder.scorer_inputs if with_inputs else encoder.encode
+        found = encode(images, n_workers=n_workers)
+        given = found if isinstance(found, dict) else {"vectors": found}
+    vectors = np.concatenate([given["vectors"], gallery.vectors(ids)])
+    own = [*[None] * len(images), *ids]
+    answers = query(gallery, vectors, options, own=own, rejector=rejector, inputs=given)
     files = [*map(_file_of, images), *(image_path(gallery.folder, row, root) for row in known)]
 
     def located(hit: Hit) -> Hit:

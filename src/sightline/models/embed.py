@@ -12,6 +12,7 @@ from sightline.data.manifest import Manifest, read_manifest
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder, check_encoder
+from sightline.models.scorer_inputs import ScorerInputs, split_rows
 
 
 def embed_manifest(
@@ -21,6 +22,7 @@ def embed_manifest(
     n_workers: int = 0,
     show_progress: bool = False,
     backend: str | None = None,
+    scorer_inputs: bool = False,
 ) -> EmbeddingTable:
     """A vector for each image of the manifest, in its order; one error names all images that cannot be read.
 
@@ -31,6 +33,7 @@ def embed_manifest(
         n_workers: processes that read images ahead; 0 reads them in threads.
         show_progress: draw a progress bar.
         backend: what computes; see :meth:`Encoder.encode`.
+        scorer_inputs: also store what scorers of :mod:`sightline.ood` take besides vectors, computed in the same pass.
     """
     check_encoder(encoder)
     if isinstance(manifest, str | Path):
@@ -41,8 +44,9 @@ def embed_manifest(
             "Encoder.encode takes a list of images"
         )
     dataset = ImageDataset.of(manifest, eval_transform(encoder.settings.preprocessing))
-    vectors = encoder.encode_dataset(dataset, batch_size, n_workers, show_progress, backend)
-    return EmbeddingTable(manifest, vectors, encoder.fingerprint())
+    rows = encoder.encode_dataset(dataset, batch_size, n_workers, show_progress, backend, scorer_inputs=scorer_inputs)
+    inputs = split_rows(rows, ScorerInputs(encoder).widths) if scorer_inputs else {"vectors": rows}
+    return EmbeddingTable(manifest, inputs.pop("vectors"), encoder.fingerprint(), inputs)
 
 
 def own_part(manifest: Manifest, out: Path) -> tuple[Manifest, Path]:

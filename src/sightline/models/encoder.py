@@ -40,8 +40,9 @@ from sightline.models.backbones import (
 from sightline.models.card import CARD_FILE, Account, ModelCard, download, is_hub_name, read_card, upload, write_card
 from sightline.models.heads import FeatureNorm, Head, Whitening
 from sightline.models.inference import AT_ONCE, WORTH_EXPORTING, Backend, open_backend, torch_backend
-from sightline.models.pooling import POOLINGS, std_pooled
+from sightline.models.pooling import POOLINGS
 from sightline.models.quick_backward import quick_backward
+from sightline.models.scorer_inputs import ScorerInputs, split_rows
 from sightline.models.wrapped import ModuleSource, WrappedBackbone, as_preprocessing, module_source
 from sightline.progress import html_table, tracked
 
@@ -240,6 +241,16 @@ class Encoder(nn.Module):
         """Length of the vectors."""
         return self.settings.whitening_dim or self.settings.embedding_dim or self.n_channels
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Lengths of the parts of a row of its results: the vector alone."""
+        return (self.dim,)
+
+    @property
+    def has_feature_maps(self) -> bool:
+        """Whether its backbone returns maps or tokens, not vectors."""
+        return getattr(self.backbone, "n_axes", 4) > 2
+
     def forward(self, images: Tensor) -> Tensor:
         """(B, D) unit vectors of (B, 3, H, W) normalised images."""
         return self.head(self.pooled(images))  # type: ignore[no-any-return]
@@ -252,18 +263,17 @@ class Encoder(nn.Module):
 
     def feature_maps(self, images: Tensor) -> Tensor:
         """(B, C, H, W), or (B, T, C) tokens of the image alone, of (B, 3, H, W) normalised images."""
-        return self._without_prefix(feature_map(self.backbone, images.contiguous(memory_format=torch.channels_last)))
+        return self.maps(images)[1]
 
     def _without_prefix(self, maps: Tensor) -> Tensor:
         if maps.ndim == 2:
             raise InputError(f"backbone {self.settings.backbone!r} has no feature maps: its module returns vectors")
         return maps if maps.ndim == 4 else maps[:, n_prefix_tokens(self.backbone) :]
 
-    def _vectors_and_statistics(self, images: Tensor) -> Tensor:
-        """(B, D + 2 C): the vector, what the head is given, and the deviation of each channel over positions."""
+    def maps(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What the backbone returns of (B, 3, H, W) normalised images, for the pooling; and that of the image alone."""
         maps = feature_map(self.backbone, images.contiguous(memory_format=torch.channels_last))
-        spread, pooled = std_pooled(self._without_prefix(maps)), self.pooling(maps)
-        return torch.cat([self.head(pooled), pooled, spread], 1)
+        return maps, self._without_prefix(maps)
 
     def train(self, mode: bool = True) -> "Encoder":
         """As for any module, except that frozen batch norms keep their running statistics."""
@@ -370,22 +380,23 @@ class Encoder(nn.Module):
         backend: str | None = None,
         pooled: bool = False,
         broken: dict[int, str] | None = None,
+        scorer_inputs: bool = False,
     ) -> NDArray[np.float32]:
         """One unit vector for each item of a data set, or with ``pooled`` (N, C) what the head is given of it, by torch.
 
-        See :meth:`encode`. With ``broken``, which receives the places of images that cannot be read, and why, their rows
-        are without meaning.
+        See :meth:`encode`. With ``scorer_inputs``, the rows of :class:`~sightline.models.scorer_inputs.ScorerInputs`. With
+        ``broken``, which receives the places of images that cannot be read, and why, their rows are without meaning.
         """
         n_images = len(dataset)
-        vectors = np.empty((n_images, self.n_channels if pooled else self.dim), np.float32)
+        network = ScorerInputs(self) if scorer_inputs else self
+        vectors = np.empty((n_images, self.n_channels if pooled else sum(network.widths)), np.float32)
         if was_training := self.training:  # asked, as it goes through every layer
             self.eval()
         try:
             name = backend or self.backend
             # Of a single image all cores compute the vector.
-            by = (
-                torch_backend(self, self.pooled) if pooled else self._opened(name, n_images, not n_workers and n_images > 1)
-            )
+            by_thread = not n_workers and n_images > 1
+            by = torch_backend(self, self.pooled) if pooled else self._opened(network, name, n_images, by_thread)
             part = min(AT_ONCE, -(-n_images // torch.get_num_threads())) if by.by_thread else batch_size
             batches = consecutive(n_images, min(batch_size, max(1, part)))
             found: Iterator[tuple[Sequence[int], NDArray[np.float32]]]
@@ -405,45 +416,42 @@ class Encoder(nn.Module):
         return vectors
 
     def scorer_inputs(
-        self, images: Sequence[ImageInput], batch_size: int = 64, show_progress: bool = False
+        self,
+        images: Sequence[ImageInput],
+        batch_size: int = 64,
+        n_workers: int = 0,
+        show_progress: bool = False,
+        backend: str | None = None,
     ) -> dict[str, NDArray[np.float32]]:
-        """What scorers of :mod:`sightline.ood` take, of each image, by name; computed by torch in one pass.
+        """What scorers of :mod:`sightline.ood` take, of each image, by name; computed in one pass.
 
         Args:
-            images: as for :meth:`encode`.
+            images: all arguments are those of :meth:`encode`.
             batch_size: images in one pass through the model.
+            n_workers: processes that read images ahead; 0 reads them in threads.
             show_progress: draw a progress bar.
+            backend: what computes.
 
         Returns:
             ``vectors`` (N, D); ``features`` (N, C), what the head is given, before its projection; and ``feature maps``
             (N, C), of which the deviation of each channel over positions is all that ``gmm_std`` reads.
         """
         dataset = ImageDataset(_opened_images(images), eval_transform(self.settings.preprocessing))
-        channels: Any = self.backbone.num_features
-        rows = np.empty((len(dataset), self.dim + self.n_channels + channels), np.float32)
-        batches = consecutive(len(dataset), batch_size)
-        if was_training := self.training:
-            self.eval()
-        try:
-            by = torch_backend(self, self._vectors_and_statistics)
-            reading = read_ahead(dataset, batches, Tensor.detach)
-            for places, pixels in tracked(reading, "Embedding", len(batches), show_progress):
-                rows[places[0] : places[-1] + 1] = by.run(pixels)
-        finally:
-            if was_training:
-                self.train()
-        parts = np.split(rows, [self.dim, self.dim + self.n_channels], axis=1)
-        return dict(zip(("vectors", "features", "feature maps"), parts, strict=True))
+        rows = self.encode_dataset(dataset, batch_size, n_workers, show_progress, backend, scorer_inputs=True)
+        return split_rows(rows, ScorerInputs(self).widths)
 
-    def _opened(self, name: str, n_images: int, by_thread: bool) -> Backend:
-        """The backend by that name; kept as long as no weight changes, so that single queries need not wait for it."""
+    def _opened(self, network: "Encoder | ScorerInputs", name: str, n_images: int, by_thread: bool) -> Backend:
+        """The backend by that name, of the encoder or with inputs of scorers.
+
+        It is kept as long as no weight changes, so that single queries need not wait for it.
+        """
         versions = tuple((tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
         if self._backends.get("versions") != versions:
             self._backends = {"versions": versions}
         differs = (n_images >= WORTH_EXPORTING, by_thread) if name in ("auto", "onnx") else ()
-        key = (name, torch.get_num_threads(), differs)
+        key = (name, torch.get_num_threads(), differs, type(network))
         if key not in self._backends:
-            self._backends[key] = open_backend(self, name, n_images, by_thread)
+            self._backends[key] = open_backend(network, name, n_images, by_thread)
         return self._backends[key]  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Backend:
     """What computes vectors.
 
     Attributes:
-        run: (B, D) unit vectors of the (B, H, W, 3) bytes of images.
+        run: (B, D) unit vectors of the (B, H, W, 3) bytes of images; of an encoder with inputs of scorers, its rows.
         by_thread: whether ``run`` uses the core of its caller alone, so that each thread is to call it with a few images;
             otherwise it uses all cores by itself, and is best given a whole batch.
     """
@@ -62,12 +62,21 @@ class Backend:
 class Embedder(Protocol):
     """What a backend must know of an encoder."""
 
-    settings: Any
-    head: Any
+    @property
+    def settings(self) -> Any:
+        """Its preprocessing, and the name of its backbone."""
+
+    @property
+    def head(self) -> Any:
+        """From what :meth:`pooled` returns to rows."""
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Lengths of the parts of a row of its results; the first is a unit vector."""
 
     def fingerprint(self) -> str:
         """A name for what it computes."""
@@ -231,9 +240,18 @@ def _difference(encoder: Embedder, file: Path) -> float:
     pixels, prepare = _compared_pixels(encoder), partial(encoder.settings.preprocessing.normalised, planes=True)
     expected = torch_backend(plain_copy(encoder)).run(pixels)
     try:
-        return float(np.abs(expected - onnx_backend(file, prepare).run(pixels)).max())
+        found = onnx_backend(file, prepare).run(pixels)
+        pairs = zip(_unit_parts(expected, encoder), _unit_parts(found, encoder), strict=True)
+        return max(float(np.abs(one - other).max()) for one, other in pairs)
     except Exception as error:  # of ONNX Runtime, about an operator or a shape
         raise InputError(f"ONNX Runtime: {_first_line(error)}") from error
+
+
+def _unit_parts(rows: NDArray[np.float32], encoder: Embedder) -> list[NDArray[np.float32]]:
+    """The unit vectors, and the other parts of the rows brought to length 1."""
+    vectors, *others = np.split(rows, np.cumsum(encoder.widths)[:-1], axis=1)
+    others = [np.where(part.any(1, keepdims=True), part, 1) for part in others]  # no deviations over a single position
+    return [vectors, *(part / np.linalg.norm(part, axis=1, keepdims=True) for part in others)]
 
 
 def _compared_pixels(encoder: Embedder) -> Tensor:
@@ -305,7 +323,8 @@ def _reduced_backend(encoder: Embedder, precisions: Sequence[torch.dtype], compi
         name = f"torch{' (compiled)' * compiled} in {str(precision).removeprefix('torch.')}"
         backend = torch_backend(encoder, compute)
         try:
-            cosine = float((backend.run(pixels) * expected).sum(1).min())
+            pairs = zip(_unit_parts(expected, encoder), _unit_parts(backend.run(pixels), encoder), strict=True)
+            cosine = min(float((one * other).sum(1).min()) for one, other in pairs)
         except Exception as error:  # of a compiler, or of an operator that has no such precision
             fault = f"{name}: {_first_line(error)}"
             continue

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -37,9 +38,11 @@ class GMM(Scorer):
         shrinkage: added to the covariance's diagonal, in units of its mean; ``auto`` mixes the covariance with its mean
             diagonal as Ledoit and Wolf (2004) do, which helps if there are not many more items than dimensions.
         seed: random seed of k-means.
+        n_components: leading principal components to reduce vectors to, or as many as the number of items allows, with the
+            length of what they leave out as one more coordinate; None for the vectors as they are.
     """
 
-    state: ClassVar[tuple[str, ...]] = ("means", "centre", "whitening", "log_weights")
+    state: ClassVar[tuple[str, ...]] = ("means", "centre", "whitening", "log_weights", "basis")
 
     def __init__(
         self,
@@ -48,18 +51,36 @@ class GMM(Scorer):
         normalise: bool = True,
         shrinkage: Shrinkage = 1e-6,
         seed: Seed = 0,
+        n_components: PositiveInt | None = None,
     ) -> None:
         self.components, self.weights, self.normalise = components, weights, normalise
-        self.shrinkage, self.seed = shrinkage, seed
+        self.shrinkage, self.seed, self.n_components = shrinkage, seed, n_components
 
     def features(self, inputs: Tensor) -> Tensor:
+        rows = self._rows(inputs)
+        if not len(self.basis):
+            return rows
+        rows = rows - self.basis[-1].to(rows)
+        kept = rows @ self.basis[:-1].to(rows).T
+        # The difference of squares is exact enough: what is left out is seldom small, and 0 if it is.
+        left_out = (rows.square().sum(1, keepdim=True) - kept.square().sum(1, keepdim=True)).clamp(min=0).sqrt()
+        return torch.cat([kept, left_out], 1)
+
+    def _rows(self, inputs: Tensor) -> Tensor:
+        """(N, D) what principal components are taken of."""
         return F.normalize(inputs, dim=1) if self.normalise else inputs
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the fitted state from what :meth:`tensors` returned; files of earlier versions have no basis."""
+        super().restore({"basis": tensors["means"].new_zeros(0, 0), **tensors})
 
     def energy(self, features: Tensor) -> Tensor:
         exponents = -self.distances(features) / 2
         return -(exponents + self.log_weights if self.weights == "counts" else exponents).logsumexp(1)
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        if not self.keeps_features:
+            self.basis: Tensor = principal_components(self._rows(inputs), self._most_components(len(inputs), labels))
         features = self.features(inputs).double()
         n_items, dim = features.shape
         means, counts, spread_about = component_means(features, labels, self.components, self.seed)
@@ -91,6 +112,16 @@ class GMM(Scorer):
         for cached in ("squared_means", "colouring"):  # by an earlier fit
             self.__dict__.pop(cached, None)
 
+    def _most_components(self, n_items: int, labels: Tensor | None) -> int | None:
+        """``n_components``, or as many as leave the covariance of full rank, if that is less."""
+        if self.n_components is None:
+            return None
+        n_groups = self.components if isinstance(self.components, int) else 1
+        if labels is not None and self.components in ("auto", "classes"):
+            counts = labels.bincount()
+            n_groups = min(MOST_COMPONENTS, int((counts > 1).sum()) + 1)
+        return max(1, min(self.n_components, n_items - n_groups - 1))
+
     def distances(self, features: Tensor) -> Tensor:
         """(N, C) squared Mahalanobis distances to the means."""
         white = (features - self.centre) @ self.whitening.T
@@ -114,7 +145,7 @@ class GMM(Scorer):
         chosen = torch.multinomial(weights.cpu(), n, replacement=True, generator=generator)
         noise = torch.randn(n, len(self.centre), generator=generator, dtype=self.means.dtype).to(self.means)
         drawn = (self.means[chosen.to(self.means.device)] + noise) @ self.colouring.T + self.centre
-        return F.normalize(drawn, dim=1) if self.normalise else drawn
+        return F.normalize(drawn, dim=1) if self.normalise and not len(self.basis) else drawn
 
 
 class GMMPooled(GMM):
@@ -136,8 +167,8 @@ class GMMStd(GMM):
 
     needs = ("feature maps",)
 
-    def features(self, inputs: Tensor) -> Tensor:
-        return super().features(inputs if inputs.ndim == 2 else std_pooled(inputs))
+    def _rows(self, inputs: Tensor) -> Tensor:
+        return super()._rows(inputs if inputs.ndim == 2 else std_pooled(inputs))
 
 
 def _share_of_diagonal(centred: Tensor, covariance: Tensor) -> float:
@@ -147,6 +178,17 @@ def _share_of_diagonal(centred: Tensor, covariance: Tensor) -> float:
     noise = (centred.square().sum(1).square().mean() - squared) / n_items  # expected squared error of the covariance
     apart = squared - covariance.trace().square() / dim  # squared distance from its mean diagonal
     return float((noise / apart).clamp(0, 1)) if apart > 0 else 0.0
+
+
+def principal_components(rows: Tensor, n_components: int | None) -> Tensor:
+    """(K + 1, D) the leading principal components, at length 1, then the mean; (0, D) for None, or if K is not below D."""
+    n_kept = rows.shape[1] if n_components is None else n_components
+    if n_kept >= rows.shape[1]:
+        return rows[:0]
+    mean = rows.double().mean(0)
+    centred = rows.double() - mean
+    directions = torch.linalg.eigh(centred.T @ centred).eigenvectors  # (D, D), by rising variance
+    return torch.cat([directions[:, -n_kept:].flip(1).T, mean[None]]).to(rows)
 
 
 def component_means(

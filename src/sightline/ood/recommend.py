@@ -1,6 +1,7 @@
 """Which scorer suits a collection: some of its classes, held out, stand for outliers."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.stats import rankdata
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.ood.classifier import cluster_means
+from sightline.ood.heat import ALL_PRIORS, REDUCED
 from sightline.ood.scorer import create_named
 
 FOLDS = 3  # each holds out a third of the groups
@@ -18,8 +20,9 @@ MOST_ITEMS = 5000
 FEWEST_GROUPS, CLUSTERS = 6, 12
 FEWEST_ITEMS = 60
 TESTED = 0.2
+Candidate = tuple[str, dict[str, object]]
 # From the cheapest to score with to the dearest: of equals the first is taken.
-CANDIDATES: tuple[tuple[str, dict[str, object]], ...] = (
+CANDIDATES: tuple[Candidate, ...] = (
     ("gmm", {}),
     ("gmm", {"shrinkage": "auto"}),
     ("gmm", {"normalise": False}),
@@ -29,6 +32,12 @@ CANDIDATES: tuple[tuple[str, dict[str, object]], ...] = (
     ("soft_knn", {}),
     ("heat", {}),
 )
+OF_IMAGES: tuple[Candidate, ...] = (  # of tables that have what they take
+    ("gmm_pooled", REDUCED),
+    ("gmm_std", REDUCED),
+    ("heat", {"priors": list(ALL_PRIORS)}),
+)
+Rows = Mapping[str, NDArray[np.float32]]  # inputs of scorers, by kind
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False,
     best, over the folds, the one that is cheapest to score with is taken.
 
     Args:
-        table: in-distribution images; at most 5,000 are used.
+        table: in-distribution images; at most 5,000 are used. Scorers of images compete if it has what they take.
         seed: random seed of the folds and of the scorers.
         show_progress: draw the progress bars of HEAT.
         level: label level to fit on; 0 is the finest.
@@ -69,19 +78,19 @@ def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False,
         return Recommendation("gmm", {"shrinkage": "auto"}, reason, {})
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.permutation(len(table))[:MOST_ITEMS])
-    vectors = table.vectors[rows]
+    inputs = {kind: values[rows] for kind, values in {"vectors": table.vectors, **table.inputs}.items()}
     labels = table.manifest.labels()[rows] if table.manifest.n_levels else None
-    groups, what = _groups(vectors, labels, seed)
+    groups, what = _groups(inputs["vectors"], labels, seed)
     folds = rng.permutation(int(groups.max()) + 1)[groups] % FOLDS
     is_test = (rng.random(len(rows)) < TESTED)[_finest(labels, groups)]
     labels = None if labels is None else labels[:, level]
     found: dict[str, list[float]] = {}
-    made: dict[str, tuple[str, dict[str, object]]] = {}
-    for name, options in CANDIDATES:
-        shown = name + "".join(f", {option}={value}" for option, value in options.items())
+    made: dict[str, Candidate] = {}
+    for name, options in (*CANDIDATES, *(OF_IMAGES if table.inputs else ())):
+        shown = _shown(name, options)
         try:
             found[shown] = [
-                _auroc(name, options, vectors, labels, folds == fold, is_test, seed, show_progress) for fold in range(FOLDS)
+                _auroc(name, options, inputs, labels, folds == fold, is_test, seed, show_progress) for fold in range(FOLDS)
             ]
             made[shown] = name, options
         except InputError:  # too few images for its k, or equal energies
@@ -97,6 +106,12 @@ def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False,
     why = "is the best" if chosen == best else f"is as good as {best} within the error, and cheaper"
     reason = f"{chosen} {why} at telling held-out {what} from the others; AUROC: {listed}"
     return Recommendation(*made[chosen], reason, ordered)
+
+
+def _shown(name: str, options: Mapping[str, object]) -> str:
+    if "priors" in options:
+        return f"{name} of all priors"
+    return name + "".join(f", {option}={value}" for option, value in options.items())
 
 
 def _groups(vectors: NDArray[np.float32], labels: ArrayLike | None, seed: int) -> tuple[NDArray[np.int64], str]:
@@ -121,7 +136,7 @@ def _finest(labels: NDArray[np.int64] | None, groups: NDArray[np.int64]) -> NDAr
 def _auroc(
     name: str,
     options: dict[str, object],
-    vectors: NDArray[np.float32],
+    inputs: Rows,
     labels: NDArray[np.int64] | None,
     is_outside: NDArray[np.bool_],
     is_test: NDArray[np.bool_],
@@ -129,11 +144,14 @@ def _auroc(
     show_progress: bool,
 ) -> float:
     """In percent, of one candidate in one fold."""
-    fitted, inside = ~is_outside & ~is_test, ~is_outside & is_test
+    masks = ~is_outside & ~is_test, ~is_outside & is_test, is_outside
+    fitted, inside, outside = ({kind: values[rows] for kind, values in inputs.items()} for rows in masks)
     scorer = create_named(name, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about few items
-        scorer.fit(vectors[fitted], None if labels is None else labels[fitted], show_progress=show_progress)
-    near, far = scorer.score(vectors[inside]), scorer.score(vectors[is_outside])
+        scorer.fit(fitted, None if labels is None else labels[masks[0]], show_progress=show_progress)
+    near, far = scorer.score(inside), scorer.score(outside)
+    if not (np.isfinite(near).all() and np.isfinite(far).all()):
+        raise InputError(f"scorer {scorer.name!r}: its energies are not finite")
     places = rankdata(np.concatenate([near, far]))[len(near) :] - np.arange(1, len(far) + 1)
     return 100 * float(places.sum()) / (len(near) * len(far))  # Mann and Whitney's U over the number of pairs

@@ -1,6 +1,7 @@
 """A calibrated scorer bound to one encoder: is a query out-of-distribution, and does it have a match?"""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import floor
 from pathlib import Path
@@ -10,12 +11,15 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, read_json_object, recovered_folder, replaced_folder
+from sightline.ood.heat import ALL_PRIORS
+from sightline.ood.label_thresholds import LabelThresholds, fit_label_thresholds
 from sightline.ood.recommend import recommend
-from sightline.ood.scorer import Scorer, check_tpr, create_named, load
+from sightline.ood.scorer import Inputs, Scorer, check_tpr, create_named, load
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
@@ -23,6 +27,7 @@ FOLDER = "rejector"  # inside an encoder's or a gallery's folder
 SETTINGS_FILE = "rejector.json"
 HELD_OUT = 0.2  # share of a table's classes or images to calibrate on if no other table is given
 AUTO = "auto"
+GIVEN = ("vectors", "features", "feature maps")  # what an encoder gives: no logits
 FEWEST_CLASSES = 20  # with fewer, a fifth of them are too few to stand for others
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
@@ -37,7 +42,7 @@ class Verdict:
 
     Attributes:
         belongs: whether it is in distribution: ``energy`` is at most ``threshold``, or the query is an item of the gallery.
-        energy: how far out of distribution it is.
+        energy: how far out of distribution it is; None for an item of the gallery if the scorer takes more than vectors.
         threshold: calibrated to accept the stated share of in-distribution images.
         matched: whether the gallery has a match: ``similarity`` is at least ``similarity_threshold``; None if either is
             unknown.
@@ -48,7 +53,7 @@ class Verdict:
     """
 
     belongs: bool
-    energy: float
+    energy: float | None
     threshold: float
     matched: bool | None
     similarity: float | None
@@ -76,7 +81,7 @@ class Rejector:
     """Detects out-of-distribution queries; see :func:`fit_rejector`.
 
     Attributes:
-        scorer: fitted on vectors and calibrated.
+        scorer: fitted and calibrated; see :attr:`needs`.
         fingerprint: of the encoder whose vectors it judges.
         policy: for out-of-distribution queries: ``reject`` returns no results, ``flag`` returns them with a remark,
             ``ignore`` without.
@@ -84,6 +89,7 @@ class Rejector:
         similarity_acceptance: the share of queries with a match that reach it.
         generation: of the gallery that it is in and was fitted on; None if it was fitted on a table.
         advice: why its scorer was recommended; None if it was chosen by name.
+        by_label: thresholds of labels, which replace the scorer's; None for one threshold.
     """
 
     scorer: Scorer
@@ -93,49 +99,74 @@ class Rejector:
     similarity_acceptance: float | None = None
     generation: int | None = None
     advice: str | None = None
+    by_label: LabelThresholds | None = None
 
     def __post_init__(self) -> None:
-        if self.scorer.needs != ("vectors",):
-            raise InputError(
-                f"the scorer of a rejector must take vectors, {self.scorer.name!r} takes {' and '.join(self.scorer.needs)}"
-            )
+        check_inputs(self.scorer)
         if self.scorer.threshold is None:
             raise InputError(f"scorer {self.scorer.name!r} has no threshold; calibrate it on held-out items first")
         choose(POLICIES, self.policy, "policy")
         if not isinstance(self.similarity_threshold, float | int | None):
             raise InputError(f"similarity_threshold must be a number or None, got {self.similarity_threshold!r}")
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it takes of each query, by the names of :meth:`Encoder.scorer_inputs`; most take ``vectors`` alone."""
+        own = self.scorer.needs
+        return own if self.by_label is None or "vectors" in own else (*own, "vectors")
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether vectors do not suffice: queries must be images, encoded with the inputs of scorers."""
+        return self.needs != ("vectors",)
+
     def judge(
-        self, vectors: ArrayLike, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None
+        self, inputs: Inputs, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None
     ) -> list[Verdict]:
         """One verdict for each query.
 
         Args:
-            vectors: (Q, D) of the rejector's encoder.
+            inputs: (Q, D) vectors of the rejector's encoder; or a dictionary of all that it :attr:`needs`.
             best_scores: (Q,) the similarity of each query to the best item of the gallery.
             is_item: (Q,) bool, the queries that are items of the gallery, from
                 :func:`~sightline.gallery.query.best_matches`: they belong, even if added after the rejector was fitted.
         """
-        energies = self.scorer.score(vectors)
+        given = inputs if isinstance(inputs, Mapping) else {"vectors": inputs}
+        if missing := [kind for kind in self.needs if kind not in given]:
+            raise InputError(
+                f"the rejector's scorer {self.scorer.name!r} takes {' and '.join(missing)} as well as vectors: queries "
+                "must be images, or what Encoder.scorer_inputs returns of them"
+            )
+        energies = self.scorer.score({kind: given[kind] for kind in self.scorer.needs})
         best = [None] * len(energies) if best_scores is None else np.ravel(best_scores).astype(float).tolist()
         if len(best) != len(energies):
             raise InputError(f"best_scores must have one value for each of the {len(energies)} queries, got {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
-        threshold, limit = cast(float, self.scorer.threshold), self.similarity_threshold
+        common = cast(float, self.scorer.threshold)
+        limits = [common] * len(energies) if self.by_label is None else self.by_label.of(given["vectors"], common).tolist()
         known = self.scorer.quantiles(energies)
         quantiles = [None] * len(energies) if known is None else known.tolist()
         return [
-            Verdict(
-                energy <= threshold or item,
-                energy,
-                threshold,
-                None if score is None or limit is None else score >= limit,
-                score,
-                limit,
-                quantile,
-            )
-            for energy, score, item, quantile in zip(energies.tolist(), best, items, quantiles, strict=True)
+            Verdict(energy <= limit or item, energy, limit, *self._matched(score), quantile)
+            for energy, limit, score, item, quantile in zip(energies.tolist(), limits, best, items, quantiles, strict=True)
         ]
+
+    def of_item(self, best_score: float) -> Verdict:
+        """The verdict on an item of the gallery that is known by its vector alone: it belongs."""
+        return Verdict(True, None, cast(float, self.scorer.threshold), *self._matched(best_score), None)
+
+    def _matched(self, score: float | None) -> tuple[bool | None, float | None, float | None]:
+        limit = self.similarity_threshold
+        return None if score is None or limit is None else score >= limit, score, limit
+
+    def energies(self, table: EmbeddingTable) -> NDArray[np.float64]:
+        """(N,) of a table's images; refused if it lacks what the scorer needs."""
+        return self.scorer.score(table.scorer_inputs(self.scorer.needs))
+
+    def thresholds(self, table: EmbeddingTable) -> NDArray[np.float64]:
+        """(N,) energies above which a table's images are out-of-distribution."""
+        common = cast(float, self.scorer.threshold)
+        return np.full(len(table), common) if self.by_label is None else self.by_label.of(table.vectors, common)
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:
         """Raise InputError for an encoder, gallery or table with another fingerprint."""
@@ -149,7 +180,11 @@ class Rejector:
         """Write the rejector to a folder, which appears complete or not at all."""
         with replaced_folder(Path(folder), SETTINGS_FILE, "a rejector") as scratch:
             self.scorer.write(scratch)
-            described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "scorer"}
+            described = {
+                field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("scorer", "by_label")
+            }
+            if self.by_label is not None:
+                described["by_label"] = self.by_label.write(scratch)
             text = json.dumps({"format": FORMAT} | described, indent=2)
             (scratch / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
         return Path(folder)
@@ -172,12 +207,39 @@ class Rejector:
             raise InputError(f"{held}: the rejector's format must be {FORMAT}, found {found!r}")
         scorer = load(held, trust=trust)
         try:
+            if described.get("by_label") is not None:
+                described["by_label"] = LabelThresholds.read(held, described["by_label"])
             rejector = cls(scorer, **described)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
             raise InputError(f"{held / SETTINGS_FILE}: not the settings of a rejector: {error}") from error
         if fingerprint is not None:
             rejector.check_encoder(fingerprint, held)
         return rejector
+
+
+def check_inputs(scorer: Scorer) -> None:
+    """Raise InputError for a scorer of logits, which no encoder gives."""
+    if unknown := [kind for kind in scorer.needs if kind not in GIVEN]:
+        raise InputError(
+            f"the scorer of a rejector must take what an encoder gives ({', '.join(GIVEN)}), {scorer.name!r} takes "
+            f"{' and '.join(unknown)}"
+        )
+
+
+def wants_images(scorer: str, options: Mapping[str, object], has_feature_maps: bool, *, trust: bool = False) -> bool:
+    """Whether :func:`fit_rejector` is to be given a table with inputs of scorers.
+
+    Args:
+        scorer: by name; ``auto`` compares scorers of vectors if it is given vectors alone.
+        options: the scorer's.
+        has_feature_maps: whether the encoder has what ``heat`` takes without ``priors``.
+        trust: allow importing a scorer named ``package.module:Name``.
+    """
+    if scorer == AUTO:
+        return False
+    if scorer == "heat" and "priors" not in options:
+        return has_feature_maps
+    return create_named(scorer, options, trust=trust).needs != ("vectors",)
 
 
 def check_place(folder: Path | str) -> None:
@@ -197,15 +259,17 @@ def fit_rejector(
     show_progress: bool = False,
     *,
     hold_out: HoldOut = "auto",
+    per_label: int | None = None,
     trust: bool = False,
     **options: object,
 ) -> Rejector:
-    """Fit a scorer on a table's vectors and calibrate it on vectors it was not fitted on.
+    """Fit a scorer on a table's images and calibrate it on images it was not fitted on.
 
     Args:
-        table: in-distribution images.
-        scorer: one of :func:`~sightline.ood.list_scorers` that takes vectors; ``auto`` for what
-            :func:`~sightline.ood.recommend.recommend` finds.
+        table: in-distribution images; with the inputs of scorers, if the scorer takes more than vectors.
+        scorer: one of :func:`~sightline.ood.list_scorers` that takes what encoders give; ``auto`` for what
+            :func:`~sightline.ood.recommend.recommend` finds. ``heat`` without ``priors`` has ``ALL_PRIORS`` if the table
+            has what they take, else ``gmm``.
         tpr: the share of in-distribution images to accept, and of queries with a match to recognise.
         held_out: in-distribution images to calibrate on; None for a part of the table, as ``hold_out`` says.
         gallery: what queries are searched in, to calibrate the similarity threshold of a match; None for no threshold.
@@ -215,6 +279,7 @@ def fit_rejector(
         show_progress: draw a progress bar.
         hold_out: a random fifth of the ``classes`` of the finest level (for queries of classes that the collection lacks)
             or of the ``images``; ``auto``: of the classes if there are 20 or more of at least 2 images on average.
+        per_label: label level whose labels get thresholds of their own, see :class:`LabelThresholds`; None for one of all.
         trust: allow importing a scorer named ``package.module:Name``.
         options: the scorer's.
     """
@@ -223,13 +288,15 @@ def fit_rejector(
     hold_out = choose(HOLD_OUTS, hold_out, "hold_out")
     if scorer == AUTO and options:
         raise InputError(f"option {min(options)!r} requires a scorer by name, got scorer 'auto'")
+    if scorer == "heat" and table.inputs:
+        options = {"priors": list(ALL_PRIORS)} | options
     made = create_named("gmm" if scorer == AUTO else scorer, options, trust=trust, seed=seed)
-    if made.needs != ("vectors",):
-        raise InputError(f"the scorer of a rejector must take vectors, {scorer!r} takes {' and '.join(made.needs)}")
+    check_inputs(made)
+    for one in (table, held_out):
+        if one is not None:
+            one.scorer_inputs(made.needs)
     _check_tables(table, held_out, gallery)
-    n_levels = table.manifest.n_levels
-    if not 0 <= level < max(1, n_levels):
-        raise InputError(f"level must be below the number of label levels, {n_levels}, got {level}")
+    n_levels = _checked_levels(table, level, per_label)
     if held_out is None:
         table, held_out = _hold_out(table, seed, hold_out)
     labels = table.manifest.labels()[:, level] if n_levels else None
@@ -237,10 +304,26 @@ def fit_rejector(
     advice = recommend(table, seed, show_progress, level) if scorer == AUTO else None
     if advice is not None:
         made = create_named(advice.name, advice.options, seed=seed)
-    made.fit(table.vectors, labels, show_progress=show_progress)
-    made.calibrate(held_out.vectors, tpr)
+    made.fit(table.scorer_inputs(made.needs), labels, show_progress=show_progress)
+    made.calibrate(held_out.scorer_inputs(made.needs), tpr)
     reason = None if advice is None else advice.reason
-    return Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr, advice=reason)
+    rejector = Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr, advice=reason)
+    if per_label is not None:
+        of_fitted = table.vectors, table.manifest.labels()[:, per_label]
+        of_held_out = held_out.vectors, rejector.energies(held_out)
+        labelled = table.manifest.class_names(per_label)
+        rejector.by_label = fit_label_thresholds(of_fitted, of_held_out, labelled, per_label, tpr)
+    return rejector
+
+
+def _checked_levels(table: EmbeddingTable, level: int, per_label: int | None) -> int:
+    """The number of label levels; raises InputError unless the table has those asked for."""
+    n_levels = table.manifest.n_levels
+    asked = {"level": (level, max(1, n_levels))} | ({} if per_label is None else {"per_label": (per_label, n_levels)})
+    for name, (given, n_valid) in asked.items():
+        if given not in range(n_valid):
+            raise InputError(f"{name} must be below the number of label levels, {n_levels}, got {given}")
+    return n_levels
 
 
 def _check_tables(table: EmbeddingTable, *others: EmbeddingTable | None) -> None:

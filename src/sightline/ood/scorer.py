@@ -45,6 +45,8 @@ class Scorer(ABC):
         differentiable: whether the energy has a gradient, which a prior of HEAT must have.
         threshold: energies above it are outliers; None before :meth:`calibrate`.
         acceptance: the probability, at least, with which it accepts an in-distribution item.
+        keeps_features: whether another fit leaves :meth:`features` as they are, where they depend on the fit set: networks
+            of HEAT are fitted on parts of it, and used together.
         calibration: energies of the held-out items in ascending order, at most 1001 of their quantiles; None before
             :meth:`calibrate`, and in scorers saved by an earlier version.
     """
@@ -58,6 +60,7 @@ class Scorer(ABC):
     calibration: NDArray[np.float64] | None = None
     width: int | None = None  # D of what it was fitted on
     shows_progress: bool = False
+    keeps_features: bool = False
 
     # What a scorer implements -------------------------------------------------------------------------------------
     @abstractmethod
@@ -138,11 +141,8 @@ class Scorer(ABC):
             raise InputError(
                 f"scorer {self.name!r}: items to calibrate on must have finite energies, {n_bad} of {len(found)} do not"
             )
-        n_items = len(found)
-        self.acceptance = min(tpr, n_items / (n_items + 1))
-        place = math.ceil((n_items + 1) * self.acceptance - 1e-9)  # not one more by rounding
-        self.threshold = float(found[place - 1])
-        self.calibration = found if n_items <= MOST_KEPT else np.quantile(found, np.linspace(0, 1, MOST_KEPT))
+        self.threshold, self.acceptance = conformal_threshold(found, tpr)
+        self.calibration = found if len(found) <= MOST_KEPT else np.quantile(found, np.linspace(0, 1, MOST_KEPT))
         return self.threshold
 
     def quantiles(self, energies: ArrayLike) -> NDArray[np.float64] | None:
@@ -252,6 +252,19 @@ class Scorer(ABC):
             counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in given.items())
             raise InputError(f"scorer {self.name!r}: all inputs must have the same number of items, got {counts}")
         return given
+
+
+def conformal_threshold(energies: NDArray[np.float64], tpr: float) -> tuple[float, float]:
+    """The ``ceil((n + 1) tpr)``-th smallest of n energies, or the largest; and the probability that it guarantees.
+
+    Example:
+        >>> conformal_threshold(np.arange(19.0), 0.9), conformal_threshold(np.arange(4.0), 0.9)
+        ((17.0, 0.9), (3.0, 0.8))
+    """
+    found, n_items = np.sort(energies), len(energies)
+    acceptance = min(tpr, n_items / (n_items + 1))
+    place = math.ceil((n_items + 1) * acceptance - 1e-9)  # not one more by rounding
+    return float(found[place - 1]), acceptance
 
 
 def check_tpr(tpr: float) -> None:

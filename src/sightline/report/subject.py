@@ -106,6 +106,7 @@ def read_subject(
     trust: bool = False,
     backend: str | None = None,
     codes: str | None = None,
+    scorer_inputs: bool = False,
 ) -> Subject:
     """Read an embedding table, or embed the images that a run was not trained on.
 
@@ -121,6 +122,7 @@ def read_subject(
         backend: what computes vectors; see :meth:`Encoder.encode`.
         codes: column of several codes an image, for images without labels; None for that of the run's recipe, or the first
             column of lists.
+        scorer_inputs: embed the images of a run with what rejectors of more than vectors need.
     """
     source = Path(source)
     if not source.is_dir():
@@ -134,8 +136,11 @@ def read_subject(
     chose = train_and_validation(recipe_images(recipe)[0], recipe)[1] if like is None else None
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
-    if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
-        vectors = embed_manifest(encoder, manifest, show_progress=show_progress, backend=backend)
+    same = vectors is not None and vectors.fingerprint == encoder.fingerprint() and bool(vectors.inputs) >= scorer_inputs
+    if vectors is None or not same or vectors.ids != manifest.table["id"].to_list():
+        vectors = embed_manifest(
+            encoder, manifest, show_progress=show_progress, backend=backend, scorer_inputs=scorer_inputs
+        )
         vectors.write(kept)
     labelled, column = _labelled(vectors, codes or recipe.data.codes)
     return Subject(
@@ -261,20 +266,25 @@ def held_rejector(run: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def needs_inputs(detector: Path | None) -> bool:
+    """Whether the rejector in a folder takes more than vectors; False for None."""
+    return detector is not None and Rejector.load(detector).needs_images
+
+
 def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | None = None) -> Outliers:
-    """Score a table with a rejector.
+    """Score a table with a rejector; energies are shifted to the common threshold where labels have their own.
 
     Args:
         folder: written by ``sightline ood fit``, or an encoder or gallery folder that has one.
-        table: vectors of the rejector's encoder.
+        table: vectors of the rejector's encoder; with inputs of scorers, if the rejector needs them.
         outlier_table: an embedding table of outliers, of the same encoder.
     """
     rejector = Rejector.load(folder, table.fingerprint)
+    threshold = cast(float, rejector.scorer.threshold)  # a rejector has one
     outside = None
     if outlier_table is not None:
         others = EmbeddingTable.read(outlier_table)
         rejector.check_encoder(others.fingerprint, outlier_table)
-        outside = rejector.scorer.score(others.vectors)
-    inside = rejector.scorer.score(table.vectors)
-    threshold = cast(float, rejector.scorer.threshold)  # a rejector has one
+        outside = rejector.energies(others) + (threshold - rejector.thresholds(others))
+    inside = rejector.energies(table) + (threshold - rejector.thresholds(table))
     return Outliers(rejector.scorer.name, threshold, inside, outside, rejector.similarity_threshold)

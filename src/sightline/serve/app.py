@@ -165,16 +165,16 @@ async def _search(
     service: Service,
     collection: Collection,
     options: SearchOptions,
-    vector: NDArray[np.float32],
+    inputs: dict[str, NDArray[np.float32]],
     own: Item | None = None,
     encode_ms: float = 0.0,
 ) -> AnswerBody:
-    """Search by a vector; ``own`` is the item it belongs to, if any."""
+    """Search by a vector, with what else the rejector needs; ``own`` is the item it belongs to, if any."""
     refinement = Refinement(expand=options.expand, alpha=options.alpha, rerank=options.rerank)
     wanted = QueryOptions(options.k, options.where, refinement, options.policy)
     id_, labels, lists = (own.id, labels_of(own.metadata), lists_of(own.metadata)) if own else (None, [], {})
     since = time.perf_counter()
-    answer = await service.search(collection, SearchJob(vector, wanted, id_))
+    answer = await service.search(collection, SearchJob(inputs.pop("vectors"), wanted, id_, inputs))
     took = Took(encode_ms=encode_ms, search_ms=_milliseconds(since))
     items = [(hit.score, item_body(collection, hit.id, hit.metadata)) for hit in answer.results]
     verdict = None
@@ -205,8 +205,8 @@ async def search_by_image(request: Request, service: ServiceOf) -> AnswerBody:
     form = await read_form(request, SearchForm)
     async with service.accept():
         collection, since = service.gallery(form.gallery), time.perf_counter()
-        vector = await service.encode(collection, form.image, form.part())
-        return await _search(service, collection, form, vector, encode_ms=_milliseconds(since))
+        inputs = await service.encode(collection, form.image, form.part(), is_query=True)
+        return await _search(service, collection, form, inputs, encode_ms=_milliseconds(since))
 
 
 @router.post("/v1/search/id", tags=["search"])
@@ -215,7 +215,7 @@ async def search_by_id(body: IdSearch, service: ServiceOf) -> AnswerBody:
     async with service.accept():
         collection = service.gallery(body.gallery)
         own = await service.run(lambda: collection.item(body.id))
-        return await _search(service, collection, body, own.vector, own)
+        return await _search(service, collection, body, {"vectors": own.vector}, own)
 
 
 @router.post("/v1/search/vector", tags=["search"])
@@ -226,11 +226,13 @@ async def search_by_vector(body: VectorSearch, service: ServiceOf) -> AnswerBody
         identity = await service.run(collection.identity)
         if body.fingerprint not in (None, identity.fingerprint):
             raise Problem(409, f"fingerprint must be that of the gallery, {identity.fingerprint}, got {body.fingerprint}")
+        if await service.run(lambda: collection.needs_images(body.policy)):
+            raise Problem(422, "policy must be 'ignore': the gallery's rejector judges images, and a vector is not enough")
         if len(body.vector) != identity.dim or not any(body.vector):
             raise Problem(422, f"vector must have {identity.dim} numbers, not all 0, got {len(body.vector)}")
         vector = np.asarray(body.vector) / np.abs(body.vector).max()  # or squares could underflow
         unit = np.asarray(vector / np.linalg.norm(vector), np.float32)
-        return await _search(service, collection, body, unit)
+        return await _search(service, collection, body, {"vectors": unit})
 
 
 @router.post("/v1/items", tags=["items"], status_code=201, openapi_extra=form_body(NewItem))
@@ -332,7 +334,7 @@ async def _write(
     """Whether the item is new, and the response."""
     image = None
     if data is not None:
-        vector = await service.encode(collection, data)
+        vector = (await service.encode(collection, data))["vectors"]
         with open_image(io.BytesIO(data)) as opened:  # its header was checked by encode()
             image = data, SUFFIXES[opened.format or ""], vector
     is_new, generation, known = await service.write(lambda: collection.write(id_, metadata, image, replace))

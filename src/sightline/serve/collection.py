@@ -10,7 +10,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, takewhile
 from operator import eq
@@ -107,11 +107,15 @@ class Cached(Generic[Made]):
 
 @dataclass(frozen=True, eq=False)
 class SearchJob:
-    """A query: its (D,) vector and options; ``own`` is its id if it is an item of the gallery."""
+    """A query: its (D,) vector and options; ``own`` is its id if it is an item of the gallery.
+
+    ``inputs`` is what a rejector needs besides the vector, by name.
+    """
 
     vector: NDArray[np.float32]
     options: QueryOptions
     own: str | None = None
+    inputs: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -241,10 +245,20 @@ class Collection:
                 self._rejector_stamp = stamp
             return None if stamp is None else self._rejector
 
+    def needs_images(self, policy: str | None = "reject") -> bool:
+        """Whether the rejector takes more of a query than its vector; not with the policy ``ignore``."""
+        rejector = self.rejector()
+        return rejector is not None and rejector.needs_images and (policy or rejector.policy) != "ignore"
+
     @property
     def acceptance(self) -> float:
         """What the rejector that judged last promises."""
         return (self._rejector.scorer.acceptance if self._rejector else None) or 0.95
+
+    @property
+    def threshold(self) -> float | None:
+        """Of the rejector that judged last; of all labels together, where they have their own."""
+        return self._rejector.scorer.threshold if self._rejector else None
 
     def warm(self) -> None:
         """Load what the first search needs, and rebuild a damaged index; raises what is wrong."""
@@ -283,8 +297,10 @@ class Collection:
             rejector = self.rejector()
             if rejector is not None and (options.policy or rejector.policy) == "ignore":
                 rejector = None
-            vectors = np.stack([job.vector for job in jobs])
-            return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector)
+            vectors, images = np.stack([job.vector for job in jobs]), [job for job in jobs if job.own is None]
+            kinds = set.intersection(*(set(job.inputs) for job in images)) if images else set()
+            inputs = {kind: np.stack([job.inputs[kind] for job in images]) for kind in kinds}
+            return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector, inputs=inputs)
 
     def item(self, id_: str) -> Item:
         """The item with this id."""

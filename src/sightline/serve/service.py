@@ -19,7 +19,8 @@ from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
 from sightline.gallery.query import Answer
 from sightline.models.encoder import Encoder
-from sightline.models.inference import open_backend
+from sightline.models.inference import Backend, open_backend
+from sightline.models.scorer_inputs import ScorerInputs, split_rows
 from sightline.ood.drift import EVENT, Drift
 from sightline.ood.rejector import Verdict
 from sightline.serve.collection import Collection, SearchJob
@@ -28,6 +29,7 @@ from sightline.serve.pictures import Pictures, decode_upload
 from sightline.serve.schemas import RETRY, Crop, Problem
 from sightline.serve.settings import ServeSettings
 
+ByKind = dict[str, NDArray[np.float32]]  # what an encoder gives of one image, by the names of Encoder.scorer_inputs
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
@@ -108,25 +110,39 @@ class Batcher(Generic[Job, Done]):
 
 
 class Encoding:
-    """An encoder in its own thread: waiting images are encoded in one pass."""
+    """An encoder in its own thread: waiting images are encoded in one pass.
+
+    A batch is encoded with the inputs of scorers where one of its images is to be judged by them.
+    """
 
     def __init__(self, encoder: Encoder, settings: ServeSettings, watch: Callable[[int], object]) -> None:
         self.encoder = encoder.eval()
-        self._backend = open_backend(self.encoder, settings.backend)
+        self._name = settings.backend
+        self._networks: dict[bool, tuple[Backend, tuple[int, ...]]] = {}  # by whether with inputs of scorers
+        self.open(False)
         self.transform = eval_transform(encoder.settings.preprocessing)
         self._n_threads = torch.get_num_threads()
-        self.batcher: Batcher[Tensor, NDArray[np.float32]] = Batcher(
+        self.batcher: Batcher[tuple[Tensor, bool], ByKind] = Batcher(
             self._encode, "encode", settings.batch, settings.batch_wait, watch, self._begin
         )
+
+    def open(self, with_inputs: bool) -> tuple[Backend, tuple[int, ...]]:
+        """What computes vectors, or also the inputs of scorers, and the widths of its parts; an export takes some time."""
+        if with_inputs not in self._networks:
+            network = ScorerInputs(self.encoder).eval() if with_inputs else self.encoder
+            self._networks[with_inputs] = open_backend(network, self._name), network.widths
+        return self._networks[with_inputs]
 
     def _begin(self) -> None:
         """Set up the thread and run once: the first pass is several times slower."""
         torch.set_num_threads(self._n_threads)
         side = self.encoder.settings.preprocessing.crop
-        self._encode([torch.zeros(side, side, 3, dtype=torch.uint8)])
+        self._encode([(torch.zeros(side, side, 3, dtype=torch.uint8), False)])
 
-    def _encode(self, images: list[Tensor]) -> list[NDArray[np.float32]]:
-        return list(self._backend.run(torch.stack(images)))
+    def _encode(self, images: list[tuple[Tensor, bool]]) -> list[ByKind]:
+        backend, widths = self.open(any(with_inputs for _, with_inputs in images))
+        found = split_rows(backend.run(torch.stack([pixels for pixels, _ in images])), widths)
+        return [{kind: rows[place] for kind, rows in found.items()} for place in range(len(images))]
 
 
 class Service(Gate):
@@ -144,13 +160,14 @@ class Service(Gate):
         self._places = asyncio.Semaphore(settings.waiting)
         self.galleries: dict[str, Collection] = {}
         self._searchers: dict[str, Batcher[SearchJob, Answer]] = {}
-        self._drifts: dict[tuple[str, float], Drift] = {}  # by gallery and threshold: again after a recalibration
+        self._drifts: dict[tuple[str, float | None], Drift] = {}  # by gallery and threshold: again after a recalibration
         for folder in settings.galleries:
             collection = Collection(folder, settings.read_only)
             self.galleries[collection.name] = collection
             self._searchers[collection.name] = Batcher(collection.search, "search", settings.batch, begin=use_all_cores)
-            self.encoding(collection)
+            encoding = self.encoding(collection)
             collection.warm()
+            encoding.open(collection.needs_images())
             self._pool.submit(collection.fields)
 
     def gallery(self, name: str | None) -> Collection:
@@ -201,13 +218,14 @@ class Service(Gate):
         """Run a write in the writer thread; it finishes even if the caller disconnects."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, function))
 
-    async def encode(self, collection: Collection, data: bytes, crop: Crop | None = None) -> NDArray[np.float32]:
-        """(D,) the vector of an uploaded image, or of a part of it."""
+    async def encode(self, collection: Collection, data: bytes, crop: Crop | None = None, is_query: bool = False) -> ByKind:
+        """The (D,) ``vectors`` of an uploaded image, or of a part of it; of a query, also what the rejector needs."""
 
-        def prepare() -> tuple[Encoding, Tensor]:
+        def prepare() -> tuple[Encoding, tuple[Tensor, bool]]:
             encoding = self.encoding(collection)
             transform = encoding.transform
-            return encoding, transform.pixels(decode_upload(data, self.settings, crop, transform.at_least))
+            pixels = transform.pixels(decode_upload(data, self.settings, crop, transform.at_least))
+            return encoding, (pixels, is_query and collection.needs_images())
 
         encoding, image = await self.run(prepare)
         return await asyncio.wrap_future(encoding.batcher.submit(image))
@@ -229,7 +247,7 @@ class Service(Gate):
             self.metrics["energy_quantile"].labels(name).observe(verdict.quantile)
         fields = {"gallery": name, "energy": verdict.energy, "threshold": verdict.threshold, "refused": refused}
         LOG.info(EVENT, extra={"fields": fields})
-        drift = self._drifts.setdefault((name, verdict.threshold), Drift())
+        drift = self._drifts.setdefault((name, collection.threshold), Drift())
         change = drift.add(refused, collection.acceptance)
         self.metrics["refused_share_alarm"].labels(name).set(drift.alarmed)
         if change is not None:
