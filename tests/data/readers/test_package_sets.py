@@ -185,10 +185,15 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
         (IMAGES, b"no", "cannot be unpacked: Not a gzipped file"),
         (IMAGES, fashion()[IMAGES][:900], "cannot be unpacked: Compressed file ended"),
         (IMAGES, fashion(n_test=19)[IMAGES], "not an IDX file of 20 x 28 x 28 bytes"),
-        (LABELS, gzip.compress(gzip.decompress(fashion()[LABELS])[:-3]), "not an IDX file of 20 bytes"),
-        (LABELS, gzip.compress(gzip.decompress(fashion()[LABELS]) + bytes(40 << 20)), "not an IDX file of 20 bytes"),
+        (LABELS, gzip.compress(gzip.decompress(fashion()[LABELS])[:-3], mtime=0), "not an IDX file of 20 bytes"),
+        (
+            LABELS,
+            gzip.compress(gzip.decompress(fashion()[LABELS]) + bytes(40 << 20), mtime=0),
+            "not an IDX file of 20 bytes",
+        ),
         (LABELS, idx(np.arange(20, dtype=np.uint8)), "classes must be 0 to 9, got 19"),
     ],
+    ids=["missing", "not packed", "cut short", "too few images", "too few labels", "zeros behind", "unknown class"],
 )
 @needs_dpkg
 def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, content, message):
