@@ -3,6 +3,7 @@
 Tables have mean and deviation over seeds, places, and paired tests against the baseline.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,11 @@ from sightline.studies.papers import published_value
 from sightline.studies.suite import Cell, PaperTable, Question, Suite, Sweep, slug
 
 # Okabe and Ito's colours, each with its own marker and line: readable with colour blindness and in grey.
-STYLES = (
-    cycler(color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000"])
-    + cycler(marker=["o", "s", "^", "D", "v"])
-    + cycler(linestyle=["-", "--", "-.", ":", "-"])
+STYLES = cycler(linestyle=["-", "--", "-.", ":"]) * (
+    cycler(color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00"])
+    + cycler(marker=["o", "s", "^", "D", "v", "P", "X"])
 )
+LEGEND_ROW = 0.2  # inches; the legend is below the axes and takes nothing from them
 SETTINGS: Any = {"font.family": "sans-serif", "font.size": 10}
 
 
@@ -248,7 +249,8 @@ def _draw(first: Sweep, points: pl.DataFrame, file: Path) -> None:
     value = pl.col("value")
     means = points.group_by("line", "x", maintain_order=True).agg(value.mean(), spread=value.std().fill_null(0.0))
     with rc_context(SETTINGS):
-        figure = Figure(figsize=(6, 3.8), layout="constrained")
+        n_rows = math.ceil(means["line"].n_unique() / 2)
+        figure = Figure(figsize=(7, 3.4 + LEGEND_ROW * n_rows), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.set_prop_cycle(STYLES)
