@@ -73,6 +73,7 @@ def test_a_momentum_encoder_fills_the_memory_by_the_running_mean_of_the_weights(
         ids = torch.arange(6) + 4 * step  # two of each batch come again in the next
         batch = Examples(images / 2, labels[:, :1], ids)
         losses[0](layer(images), labels[:, :1], ids).backward()
+        assert losses[0].memory.ids.sort()[0].tolist() == sorted(kept), "the loss itself adds nothing"
         with torch.no_grad():
             layer.weight += torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(step))
         for loss, chunk_size in zip(losses, (None, 4), strict=True):
